@@ -1,0 +1,141 @@
+//! What can go wrong in a correct program.
+
+use burn::tensor::{DType, FloatDType};
+
+use crate::optimize::SimdLevel;
+
+/// An error of offloaded training. Every message says what was expected, what came and what to do.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum OffloadError {
+    /// The model has already been offloaded.
+    #[error(
+        "parameter `{path}` is offloaded already: `init` was called before on this model. \
+         Call `init` once, or call `materialize()` on the model to take the earlier offload off"
+    )]
+    AlreadyOffloaded {
+        /// Path of the first such parameter.
+        path: String,
+    },
+
+    /// A trainable parameter carries a reparameterization of its own.
+    #[error(
+        "parameter `{path}` requires gradients and carries the reparameterization `{name}`: its \
+         value is computed, so there is no weight to keep a master of. Freeze the base (LoRA does) \
+         or call `materialize()` on the model before `init`"
+    )]
+    TrainableReparameterization {
+        /// Path of the parameter.
+        path: String,
+        /// Name of its reparameterization.
+        name: String,
+    },
+
+    /// Two fields of the model hold the same parameter.
+    #[error(
+        "`{first}` and `{second}` are the same parameter (equal ids), but Burn's optimizers update \
+         only the first of them. Keep one field and call `val()` on it wherever the weight is used, \
+         or give the copy an id of its own"
+    )]
+    SharedParameter {
+        /// Path of the first field.
+        first: String,
+        /// Path of the second field.
+        second: String,
+    },
+
+    /// The device cannot compute in the element type asked for.
+    #[error(
+        "the device {device} does not compute in {dtype:?}. Choose another type with \
+         `OffloadConfig::with_dtype`, or leave it out: the best supported one is then taken"
+    )]
+    UnsupportedDType {
+        /// The device, as it prints itself.
+        device: String,
+        /// The type asked for.
+        dtype: FloatDType,
+    },
+
+    /// Weights can be kept on the device in this type, but not masters of them on the host.
+    #[error(
+        "parameter `{path}` has element type {dtype:?}; master weights are f32, so parameters have \
+         to be F32, F16 or BF16. Cast the model before `init`"
+    )]
+    UnsupportedParameter {
+        /// Path of the parameter.
+        path: String,
+        /// Its element type.
+        dtype: DType,
+    },
+
+    /// The model has nothing to train.
+    #[error(
+        "no float parameter of the model requires gradients. Build the model on an autodiff \
+         device (`device.autodiff()`) and unfreeze what should train"
+    )]
+    NothingToTrain,
+
+    /// A parameter group matches nothing.
+    #[error(
+        "parameter group number {index} (counted from 0) matches no trainable parameter. Paths \
+         look like `{example}`"
+    )]
+    EmptyGroup {
+        /// Which call of `with_group`, counted from 0.
+        index: usize,
+        /// A path of the model.
+        example: String,
+    },
+
+    /// An optimizer config could not be read.
+    #[error("the optimizer config could not be read: {reason}")]
+    Config {
+        /// Why.
+        reason: String,
+    },
+
+    /// A value of a config is out of its range.
+    #[error("`{name}` is {value}, expected {expected}")]
+    OutOfRange {
+        /// The option.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What would be accepted.
+        expected: &'static str,
+    },
+
+    /// The instruction set asked for is not there.
+    #[error(
+        "this machine has no {0:?} instructions. Leave `OffloadConfig::with_simd` out to take the \
+         best it has"
+    )]
+    UnsupportedSimd(SimdLevel),
+
+    /// The thread pool of the CPU step could not be built.
+    #[error("the threads of the CPU step could not be started: {reason}")]
+    Threads {
+        /// What the system said.
+        reason: String,
+    },
+
+    /// A gradient could not be brought to the host.
+    #[error(
+        "the gradient of `{path}` could not be read from the device: {reason}. No weight of this \
+         round has changed; load a checkpoint or call `discard_gradients` and go on"
+    )]
+    Download {
+        /// Path of the parameter.
+        path: String,
+        /// What the backend said.
+        reason: String,
+    },
+
+    /// A parameter's value could not be brought to the host.
+    #[error("the value of `{path}` could not be read from the device: {reason}")]
+    ReadWeights {
+        /// Path of the parameter.
+        path: String,
+        /// What the backend said.
+        reason: String,
+    },
+}

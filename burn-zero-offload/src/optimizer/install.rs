@@ -1,0 +1,269 @@
+//! `init`: the state of a model moves to the host, taps and record mappers are attached.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterizer};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use super::scan::{Scan, scan};
+use super::{Offload, OffloadOptimizerConfig};
+use crate::capture::{GradientTap, TapTarget};
+use crate::engine::{Engine, Slot};
+use crate::error::OffloadError;
+use crate::layout::SlotLayout;
+use crate::optimize::{Adam, DeviceImage, Precision, SimdLevel, UnsupportedSimd};
+use crate::upload::{self, AutodiffContext, StorageId};
+
+pub(super) fn install<M: Module>(
+    config: OffloadOptimizerConfig,
+    model: M,
+) -> Result<(M, Offload), OffloadError> {
+    let OffloadOptimizerConfig {
+        offload,
+        default,
+        groups,
+    } = config;
+    let rules = Rules {
+        default: default?,
+        groups: groups
+            .into_iter()
+            .map(|(group, rule)| rule.map(|rule| (group, rule)))
+            .collect::<Result<_, _>>()?,
+    };
+    let simd = match offload.simd {
+        Some(level) => level
+            .require()
+            .map_err(|UnsupportedSimd(level)| OffloadError::UnsupportedSimd(level))?,
+        None => SimdLevel::best(),
+    };
+    if offload.threads == Some(0) {
+        return Err(OffloadError::OutOfRange {
+            name: "threads",
+            value: "0".into(),
+            expected: "at least 1, or left out",
+        });
+    }
+    let scan = scan(&model)?;
+    let Some(device) = &scan.device else {
+        return Err(OffloadError::NothingToTrain);
+    };
+    let precision = choose_precision(offload.dtype, device)?;
+
+    let mut mover = Mover {
+        rules,
+        precision,
+        full_precision: offload.full_precision,
+        scan: &scan,
+        path: Vec::new(),
+        slots: Vec::new(),
+        places: HashMap::new(),
+        error: None,
+    };
+    let model = model.map(&mut mover);
+    let Mover {
+        slots,
+        places,
+        error,
+        ..
+    } = mover;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    if slots.is_empty() {
+        return Err(OffloadError::NothingToTrain);
+    }
+    let engine = Arc::new(Engine::new(slots, offload.threads, simd)?);
+    let model = model.apply_reparameterization(Attacher {
+        engine: engine.clone(),
+        places,
+    });
+    Ok((model, Offload::new(engine, upload::to_dtype(precision))))
+}
+
+fn choose_precision(
+    wanted: Option<FloatDType>,
+    device: &Device,
+) -> Result<Precision, OffloadError> {
+    match wanted {
+        Some(dtype) => match upload::to_precision(dtype.into()) {
+            Some(precision) if device.supports_dtype(dtype) => Ok(precision),
+            _ => Err(unsupported(dtype, device)),
+        },
+        None => Ok([Precision::Bf16, Precision::F16]
+            .into_iter()
+            .find(|&precision| device.supports_dtype(upload::to_dtype(precision)))
+            .unwrap_or(Precision::F32)),
+    }
+}
+
+fn unsupported(dtype: FloatDType, device: &Device) -> OffloadError {
+    OffloadError::UnsupportedDType {
+        device: format!("{device:?}"),
+        dtype,
+    }
+}
+
+struct Rules {
+    default: Adam,
+    groups: Vec<(ParamGroup, Adam)>,
+}
+
+/// What `init` did with a parameter.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Its state is in this slot.
+    Slot(usize),
+    /// Frozen: cast on the device, with the element type it had.
+    Cast(DType),
+}
+
+/// Moves the state of each parameter and leaves its image on the device.
+struct Mover<'a> {
+    rules: Rules,
+    precision: Precision,
+    full_precision: Option<ParamGroup>,
+    scan: &'a Scan,
+    path: Vec<String>,
+    slots: Vec<Slot>,
+    places: HashMap<String, Place>,
+    error: Option<OffloadError>,
+}
+
+impl ModuleMapper for Mover<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.join(".");
+        if self.error.is_some() || self.scan.reparameterized.contains(&path) {
+            return param;
+        }
+        // Consuming lets go of the old value: only what this function holds keeps it alive.
+        let (id, value, mapper) = param.consume();
+        let full = self
+            .full_precision
+            .as_ref()
+            .is_some_and(|g| g.matches(&id, Some(&path)));
+        let precision = if full { Precision::F32 } else { self.precision };
+        let moved = if value.is_require_grad() {
+            let mut rules = self.rules.groups.iter().rev();
+            let rule = rules.find(|(group, _)| group.matches(&id, Some(&path)));
+            let rule = rule.map_or(self.rules.default, |(_, rule)| *rule);
+            let layout = SlotLayout {
+                path,
+                id,
+                shape: value.shape(),
+                precision,
+                rule,
+            };
+            self.offload(layout, value)
+        } else {
+            Ok(self.cast(path, precision, value))
+        };
+        match moved {
+            Ok(value) => Param::from_mapped_value(id, value, mapper),
+            Err((error, value)) => {
+                self.error = Some(error);
+                Param::from_mapped_value(id, value, mapper)
+            }
+        }
+    }
+}
+
+impl Mover<'_> {
+    fn offload<const D: usize>(
+        &mut self,
+        layout: SlotLayout,
+        value: Tensor<D>,
+    ) -> Result<Tensor<D>, (OffloadError, Tensor<D>)> {
+        let (dtype, device) = (value.dtype(), value.device());
+        let path = layout.path.clone();
+        if upload::to_precision(dtype).is_none() {
+            return Err((OffloadError::UnsupportedParameter { path, dtype }, value));
+        }
+        let wanted = upload::to_dtype(layout.precision);
+        if !device.supports_dtype(wanted) {
+            return Err((unsupported(wanted, &device), value));
+        }
+        let context = AutodiffContext::of(&value);
+        let master = match upload::read(value.clone()).and_then(upload::as_f32) {
+            Ok(master) => master,
+            Err(reason) => return Err((OffloadError::ReadWeights { path, reason }, value)),
+        };
+        // The old value goes before the new one comes.
+        drop(value);
+        let image = DeviceImage::of(layout.precision, &master);
+        let weights = upload::to_device(image, layout.shape.clone(), &device);
+        self.places.insert(path, Place::Slot(self.slots.len()));
+        self.slots
+            .push(Slot::new(layout, &master, StorageId::of(&weights)));
+        Ok(context.restore(weights))
+    }
+
+    /// Frozen weights and buffers meet the others in operations that do not promote.
+    fn cast<const D: usize>(
+        &mut self,
+        path: String,
+        precision: Precision,
+        value: Tensor<D>,
+    ) -> Tensor<D> {
+        let dtype = value.dtype();
+        if upload::to_precision(dtype).is_none_or(|from| from == precision) {
+            return value;
+        }
+        self.places.insert(path, Place::Cast(dtype));
+        let context = AutodiffContext::of(&value);
+        context.restore(value.inner().cast(upload::to_dtype(precision)))
+    }
+}
+
+/// Attaches taps, and the mappers through which records see master weights.
+struct Attacher {
+    engine: Arc<Engine>,
+    places: HashMap<String, Place>,
+}
+
+impl Reparameterizer for Attacher {
+    type Reparam = GradientTap;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<GradientTap>) {
+        let Some(&place) = self.places.get(path) else {
+            return (param, None);
+        };
+        // A parameter may have mappers already (a linear layer in column layout transposes): ours
+        // go between them and the value.
+        let (id, value, theirs) = param.consume();
+        let dtype = value.dtype();
+        let param = Param::from_mapped_value(id, value, theirs.clone());
+        let on_load = theirs.clone();
+        match place {
+            Place::Slot(slot) => {
+                let (saver, loader) = (self.engine.clone(), self.engine.clone());
+                let param = param
+                    .save_mapper(move |value| theirs.on_save(saver.save(slot, value)))
+                    .load_mapper(move |value| loader.load(slot, on_load.on_load(value)));
+                let target = TapTarget {
+                    sink: self.engine.clone(),
+                    slot,
+                };
+                (param, Some(GradientTap::new(target)))
+            }
+            Place::Cast(original) => {
+                let param = param
+                    .save_mapper(move |value| theirs.on_save(value.cast(original)))
+                    .load_mapper(move |value| on_load.on_load(value).cast(dtype));
+                (param, None)
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The front door: from Burn's optimizer configs to an offloaded model and its optimizer.
+
+mod config;
+mod install;
+mod offload;
+mod rule;
+mod scan;
+mod slot;
+
+pub use config::{OffloadOptimizerConfig, WithOffload};
+pub use offload::Offload;

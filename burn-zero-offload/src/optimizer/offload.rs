@@ -1,0 +1,120 @@
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::FloatDType;
+
+use super::slot::{NotOffloaded, SlotOptimizer};
+use crate::engine::Engine;
+use crate::error::OffloadError;
+use crate::optimize::SimdLevel;
+use crate::report::MemoryReport;
+
+/// The host side of an offloaded model, made by
+/// [`OffloadOptimizerConfig::init`](super::OffloadOptimizerConfig::init).
+///
+/// A cheap handle: clones, the optimizers it makes and the model itself share one engine, which ends
+/// with the last of them.
+#[derive(Clone, Debug)]
+pub struct Offload {
+    engine: Arc<Engine>,
+    dtype: FloatDType,
+}
+
+impl Offload {
+    pub(super) fn new(engine: Arc<Engine>, dtype: FloatDType) -> Self {
+        Self { engine, dtype }
+    }
+
+    /// An optimizer for the model, to be used as any other of Burn: in a plain loop, with
+    /// `GradientsAccumulator`, `ModuleLearningRate` and schedulers, or in burn-train's `Learner`.
+    ///
+    /// The moments live in the engine. All optimizers of one `Offload`, clones included, continue
+    /// the same state; a record loaded into one of them replaces it for all. `to_record` copies the
+    /// moments: 8 bytes per parameter of host memory (12 with AMSGrad) for as long as the record
+    /// lives. Records are interchangeable with those of Burn's own Adam and AdamW.
+    ///
+    /// Options belong to the configuration given before `init`: gradient clipping set on the
+    /// optimizer returned here would clip placeholders and do nothing, and a group added to it
+    /// would meet placeholders where it expects gradients and panic on their shape.
+    pub fn optimizer(&self) -> ModuleOptimizer {
+        let slot = |slot| SlotOptimizer {
+            engine: self.engine.clone(),
+            slot,
+        };
+        let mut optimizer = ModuleOptimizer::from(NotOffloaded);
+        // The last group that matches wins. Ids come last: they are right also where a part of the
+        // model is stepped on its own and paths are shorter. Paths are right where ids have changed,
+        // because a record was loaded.
+        for (index, layout) in self.engine.layouts().enumerate() {
+            let group = ParamGroup::from_path(&layout.path);
+            optimizer = optimizer.with_group(group, slot(index), None);
+        }
+        for (index, layout) in self.engine.layouts().enumerate() {
+            let group = ParamGroup::from_ids(vec![layout.id]);
+            optimizer = optimizer.with_group(group, slot(index), None);
+        }
+        optimizer
+    }
+
+    /// Element type of the weights on the device, and so of the inputs they want.
+    pub fn dtype(&self) -> FloatDType {
+        self.dtype
+    }
+
+    /// Where the model state lives.
+    pub fn memory(&self) -> MemoryReport {
+        self.engine.memory()
+    }
+
+    /// Instruction set of the CPU step.
+    pub fn simd(&self) -> SimdLevel {
+        self.engine.simd()
+    }
+
+    /// Threads of the CPU step.
+    pub fn threads(&self) -> usize {
+        self.engine.threads()
+    }
+
+    /// Drops the gradients collected since the last step.
+    ///
+    /// Gradients collect on the host until `step`, as in PyTorch. Where Burn's own loop would let a
+    /// set of gradients go unused, say so. The usual case is a GAN, whose discriminator loss also
+    /// reaches the generator:
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::optim::{AdamConfig, GradientsParams};
+    /// # use burn::tensor::{Device, FloatDType, Tensor};
+    /// # use burn_zero_offload::{OffloadConfig, WithOffload};
+    /// # fn main() -> Result<(), burn_zero_offload::OffloadError> {
+    /// # let device = Device::flex().autodiff();
+    /// # let config = OffloadConfig::new().with_dtype(Some(FloatDType::F32));
+    /// # let adam = || AdamConfig::new().with_offload(config.clone());
+    /// # let (g, generator) = adam().init(LinearConfig::new(2, 2).init(&device))?;
+    /// # let (d, discriminator) = adam().init(LinearConfig::new(2, 1).init(&device))?;
+    /// # let noise = Tensor::<2>::ones([4, 2], &device);
+    /// # let mut optimizer = discriminator.optimizer();
+    /// let loss = d.forward(g.forward(noise)).mean();
+    /// let grads = GradientsParams::from_grads(loss.backward(), &d);
+    /// let d = optimizer.step(1e-3, d, grads);
+    /// generator.discard_gradients(); // the generator learns from its own loss
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn discard_gradients(&self) {
+        self.engine.discard_gradients();
+    }
+
+    /// Waits until every gradient of the backward passes so far is on the host.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Download`] if one could not be read. The gradients of the round are dropped
+    /// and no weight has changed. `step` would panic with the same sentence.
+    pub fn flush(&self) -> Result<(), OffloadError> {
+        self.engine.finish_downloads()
+    }
+}

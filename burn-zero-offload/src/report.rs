@@ -1,0 +1,71 @@
+//! What a user can see of an offloaded model.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the model state of the offloaded parameters lives, in bytes.
+///
+/// Frozen parameters are not in it: they cost no host memory and keep their place on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Offloaded parameters, in elements.
+    pub parameters: usize,
+    /// Weights on the device.
+    pub device_weights: usize,
+    /// fp32 master weights on the host.
+    pub host_master: usize,
+    /// Moments on the host, padding to cache lines included.
+    pub host_moments: usize,
+    /// Gradients of the current round on the host, now.
+    pub host_gradients: usize,
+}
+
+impl MemoryReport {
+    /// Everything on the host.
+    pub fn host(&self) -> usize {
+        self.host_master + self.host_moments + self.host_gradients
+    }
+}
+
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, bytes: usize| {
+            let each = bytes as f64 / self.parameters.max(1) as f64;
+            writeln!(
+                f,
+                "{name:<24} {:>12.3} MB {each:>8.2} B/param",
+                bytes as f64 / 1e6
+            )
+        };
+        row("device: weights", self.device_weights)?;
+        row("host: master weights", self.host_master)?;
+        row("host: moments", self.host_moments)?;
+        row("host: gradients", self.host_gradients)?;
+        write!(f, "offloaded parameters     {:>12}", self.parameters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_prints_bytes_per_parameter() {
+        let report = MemoryReport {
+            parameters: 1_000_000,
+            device_weights: 2_000_000,
+            host_master: 4_000_000,
+            host_moments: 8_000_000,
+            host_gradients: 0,
+        };
+        assert_eq!(report.host(), 12_000_000);
+        let text = report.to_string();
+        assert!(
+            text.contains("2.00 B/param") && text.contains("8.000 MB"),
+            "{text}"
+        );
+        let json = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<MemoryReport>(&json).unwrap(), report);
+    }
+}

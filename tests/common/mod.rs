@@ -1,0 +1,109 @@
+//! Devices, small models and exact comparisons.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn_zero_offload::OffloadConfig;
+
+/// An autodiff device of every backend in this build.
+pub fn devices() -> Vec<Device> {
+    vec![
+        Device::flex().autodiff(),
+        #[cfg(feature = "cpu")]
+        Device::cpu().autodiff(),
+    ]
+}
+
+/// Weights on the device in `dtype`, everything else at its default.
+pub fn config(dtype: FloatDType) -> OffloadConfig {
+    OffloadConfig::new().with_dtype(Some(dtype))
+}
+
+/// Deterministic values between -1 and 1.
+pub fn values(len: usize, seed: u64) -> Vec<f32> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A tensor of [`values`], without autodiff on a plain device.
+pub fn tensor<const D: usize>(shape: [usize; D], seed: u64, device: &Device) -> Tensor<D> {
+    let len = shape.iter().product();
+    Tensor::from_data(TensorData::new(values(len, seed), shape), device)
+}
+
+/// A trainable parameter of [`values`].
+pub fn param<const D: usize>(shape: [usize; D], seed: u64, device: &Device) -> Param<Tensor<D>> {
+    let len = shape.iter().product();
+    Param::from_data(TensorData::new(values(len, seed), shape), device)
+}
+
+/// The values of a tensor in `f32`.
+pub fn read<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor.clone().inner().try_into_vec_as().unwrap()
+}
+
+/// The values a model's parameters hold on the device, by path.
+pub fn weights<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
+    #[derive(Default)]
+    struct Collect {
+        path: Vec<String>,
+        out: Vec<(String, Vec<f32>)>,
+    }
+    impl ModuleVisitor for Collect {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_string());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.out.push((self.path.join("."), read(&param.base())));
+        }
+    }
+    let mut collect = Collect::default();
+    model.visit(&mut collect);
+    collect.out
+}
+
+/// Compares element by element: absolute plus relative tolerance.
+#[track_caller]
+pub fn assert_close(actual: &[f32], expected: &[f32], absolute: f32, relative: f32) {
+    assert_eq!(actual.len(), expected.len());
+    for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let bound = absolute + relative * e.abs();
+        assert!(
+            (a - e).abs() <= bound,
+            "element {i}: {a} against {e}, allowed {bound}"
+        );
+    }
+}
+
+/// Compares two models parameter by parameter.
+#[track_caller]
+pub fn assert_models_close<M: Module>(actual: &M, expected: &M, absolute: f32, relative: f32) {
+    let (actual, expected) = (weights(actual), weights(expected));
+    assert_eq!(actual.len(), expected.len());
+    for ((path, a), (other, e)) in actual.iter().zip(&expected) {
+        assert_eq!(path, other);
+        assert_close(a, e, absolute, relative);
+    }
+}
+
+/// One step of Burn's plain training loop on `loss`.
+pub fn step<M: Module>(
+    optimizer: &mut ModuleOptimizer,
+    lr: impl Into<ModuleLearningRate>,
+    model: M,
+    loss: Tensor<1>,
+) -> M {
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    optimizer.step(lr, model, grads)
+}
