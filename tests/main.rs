@@ -7,4 +7,13 @@
 
 mod common;
 
+mod accumulation;
+mod clones;
+mod learner;
+mod lora;
+mod memory;
+mod odd_uses;
+mod parameters;
 mod parity_with_burn;
+mod recipes;
+mod records;

@@ -107,3 +107,46 @@ pub fn step<M: Module>(
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     optimizer.step(lr, model, grads)
 }
+
+/// What an optimizer record holds of one parameter, as Burn's Adam and AdamW name it.
+#[derive(Debug, PartialEq)]
+pub struct ParameterState {
+    pub path: String,
+    pub time: usize,
+    pub first: Vec<f32>,
+    pub second: Vec<f32>,
+    pub largest: Option<Vec<f32>>,
+}
+
+/// The state an optimizer would save, by path.
+pub fn optimizer_state(optimizer: &ModuleOptimizer) -> Vec<ParameterState> {
+    let reader = burn_pack::Reader::from_bytes(optimizer.into_bytes().unwrap()).unwrap();
+    let names: Vec<String> = reader
+        .tensor_names()
+        .iter()
+        .map(|name| name.to_string())
+        .collect();
+    let tensor = |id: &str, leaf: &str| {
+        let name = format!("{id}.momentum.{leaf}");
+        names.contains(&name).then(|| {
+            let bytes = reader.tensor_data(&name).unwrap();
+            bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+                .collect()
+        })
+    };
+    let mut states: Vec<_> = reader
+        .metadata()
+        .iter()
+        .map(|(id, path)| ParameterState {
+            path: path.clone(),
+            time: usize::try_from(reader.scalars()[&format!("{id}.momentum.time")]).unwrap(),
+            first: tensor(id, "moment_1").unwrap(),
+            second: tensor(id, "moment_2").unwrap(),
+            largest: tensor(id, "max_moment_2"),
+        })
+        .collect();
+    states.sort_by(|a, b| a.path.cmp(&b.path));
+    states
+}

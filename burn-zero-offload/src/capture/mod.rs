@@ -14,3 +14,6 @@ mod tap;
 
 pub(crate) use reparameterization::{GradientTap, TAP_NAME};
 pub(crate) use sink::{DeviceGradient, GradientSink, TapTarget};
+
+#[cfg(test)]
+mod order_tests;

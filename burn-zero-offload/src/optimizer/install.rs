@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterizer};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterizer};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::scan::{Scan, scan};
 use super::{Offload, OffloadOptimizerConfig};
@@ -110,10 +110,10 @@ struct Rules {
 }
 
 /// What `init` did with a parameter.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Place {
-    /// Its state is in this slot.
-    Slot(usize),
+    /// Its state is in this slot; records have the second shape.
+    Slot(usize, Shape),
     /// Frozen: cast on the device, with the element type it had.
     Cast(DType),
 }
@@ -144,6 +144,8 @@ impl ModuleMapper for Mover<'_> {
         if self.error.is_some() || self.scan.reparameterized.contains(&path) {
             return param;
         }
+        // A lazy parameter announces the shape records have, which a mapper may turn into another.
+        let record_shape = param.lazy_shape();
         // Consuming lets go of the old value: only what this function holds keeps it alive.
         let (id, value, mapper) = param.consume();
         let full = self
@@ -162,7 +164,7 @@ impl ModuleMapper for Mover<'_> {
                 precision,
                 rule,
             };
-            self.offload(layout, value)
+            self.offload(layout, record_shape, value)
         } else {
             Ok(self.cast(path, precision, value))
         };
@@ -180,6 +182,7 @@ impl Mover<'_> {
     fn offload<const D: usize>(
         &mut self,
         layout: SlotLayout,
+        record_shape: Shape,
         value: Tensor<D>,
     ) -> Result<Tensor<D>, (OffloadError, Tensor<D>)> {
         let (dtype, device) = (value.dtype(), value.device());
@@ -200,7 +203,8 @@ impl Mover<'_> {
         drop(value);
         let image = DeviceImage::of(layout.precision, &master);
         let weights = upload::to_device(image, layout.shape.clone(), &device);
-        self.places.insert(path, Place::Slot(self.slots.len()));
+        self.places
+            .insert(path, Place::Slot(self.slots.len(), record_shape));
         self.slots
             .push(Slot::new(layout, &master, StorageId::of(&weights)));
         Ok(context.restore(weights))
@@ -237,17 +241,20 @@ impl Reparameterizer for Attacher {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<GradientTap>) {
-        let Some(&place) = self.places.get(path) else {
+        let Some(place) = self.places.get(path).cloned() else {
             return (param, None);
         };
         // A parameter may have mappers already (a linear layer in column layout transposes): ours
         // go between them and the value.
         let (id, value, theirs) = param.consume();
         let dtype = value.dtype();
-        let param = Param::from_mapped_value(id, value, theirs.clone());
+        let param = match &place {
+            Place::Slot(_, shape) if *shape != value.shape() => loadable(id, shape.clone(), value),
+            _ => Param::from_mapped_value(id, value, theirs.clone()),
+        };
         let on_load = theirs.clone();
         match place {
-            Place::Slot(slot) => {
+            Place::Slot(slot, _) => {
                 let (saver, loader) = (self.engine.clone(), self.engine.clone());
                 let param = param
                     .save_mapper(move |value| theirs.on_save(saver.save(slot, value)))
@@ -266,4 +273,22 @@ impl Reparameterizer for Attacher {
             }
         }
     }
+}
+
+/// A parameter that records can be loaded into although they have another shape than its value.
+///
+/// Burn compares the record with the value where there is one, and with the announced shape where
+/// there is none yet; so the value waits in the initialiser, as it did before `init`.
+fn loadable<const D: usize>(
+    id: ParamId,
+    record_shape: Shape,
+    value: Tensor<D>,
+) -> Param<Tensor<D>> {
+    let device = value.device();
+    let context = AutodiffContext::of(&value);
+    let init = move |device: &Device, _: bool| {
+        let moved = value.inner().to_device(&device.clone().inner());
+        context.restore(moved)
+    };
+    Param::uninitialized(id, init, device, true, record_shape)
 }

@@ -38,10 +38,10 @@ pub struct TrainConfig {
     #[config(default = 1)]
     pub accumulation: usize,
     /// Optimizer steps.
-    #[config(default = 300)]
+    #[config(default = 500)]
     pub steps: usize,
     /// Steps over which the learning rate rises before it follows a cosine down.
-    #[config(default = 30)]
+    #[config(default = 50)]
     pub warmup: usize,
     /// Highest learning rate.
     #[config(default = 2e-3)]
@@ -322,7 +322,15 @@ mod tests {
         let file = dir.path().join("settings.json");
         fs::write(&file, r#"{"layers": 2, "steps": 50, "dtype": "f16"}"#).unwrap();
 
-        let config = config(&["--config", file.to_str().unwrap(), "--steps", "60"]).unwrap();
+        let config = config(&[
+            "--config",
+            file.to_str().unwrap(),
+            "--steps",
+            "60",
+            "--warmup",
+            "9",
+        ])
+        .unwrap();
         let expected = TrainConfig::new()
             .with_layers(2)
             .with_steps(60)
@@ -344,7 +352,7 @@ mod tests {
         for (args, message) in [
             (["--width", "130"], "heads must divide width"),
             (["--layers", "0"], "layers must be at least 1"),
-            (["--warmup", "300"], "warmup must be shorter"),
+            (["--warmup", "500"], "warmup must be shorter"),
             (["--lr", "0"], "lr must be greater than 0"),
             (["--weight-decay", "1e30"], "weight_decay"),
         ] {

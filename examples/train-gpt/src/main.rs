@@ -125,8 +125,10 @@ fn report(run: &Run, corpus: &Corpus, out: &Path) -> Result<()> {
     );
 
     let description = run.description();
-    let memory = run.offload.as_ref().map(|offload| offload.memory());
-    let memory = memory.as_ref().map(|memory| (memory, description.as_str()));
+    let memory = run
+        .memory
+        .as_ref()
+        .map(|memory| (memory, description.as_str()));
     println!("{}", table::memory_table(run.model.num_params(), memory));
     println!("Wrote {} and the checkpoint beside it", picture.display());
     Ok(())

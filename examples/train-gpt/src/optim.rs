@@ -26,7 +26,9 @@ pub fn optimizer(
     config: &TrainConfig,
     model: Gpt,
 ) -> Result<(Gpt, ModuleOptimizer, Option<Offload>)> {
-    let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
+    // A byte that the text rarely has gets hardly any gradient. With the usual 1e-8, Adam would blow
+    // that up to full steps, and move embeddings that nothing is known about.
+    let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-6);
     let decayed = adamw.clone().with_weight_decay(config.weight_decay);
     // Decay is for matrices: pulling embeddings and the gains of norms to zero does not regularize.
     let undecayed = adamw.with_weight_decay(0.0);
@@ -104,7 +106,7 @@ mod tests {
 
     #[test]
     fn short_runs_have_a_schedule() {
-        assert_eq!(rates(0, 1), [1e-2]);
+        assert!((rates(0, 1)[0] - 1e-2).abs() < 1e-9);
         assert_eq!(rates(1, 2).len(), 2);
     }
 }

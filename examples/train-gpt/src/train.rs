@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_zero_offload::Offload;
+use burn_zero_offload::{MemoryReport, Offload};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::checkpoint::{Checkpoint, State};
@@ -29,8 +29,9 @@ pub struct Run {
     scheduler: ModuleLrScheduler,
     /// The model, on a device with autodiff.
     pub model: Gpt,
-    /// The handle of the offloaded state, if the run has one.
-    pub offload: Option<Offload>,
+    offload: Option<Offload>,
+    /// Where the state of an offloaded model lived in the last step, before the gradients were used.
+    pub memory: Option<MemoryReport>,
     /// The settings and the losses so far.
     pub state: State,
     /// Time spent in the steps of this process.
@@ -54,6 +55,7 @@ impl Run {
             optim,
             scheduler: optim::scheduler(&config)?,
             model,
+            memory: offload.as_ref().map(Offload::memory),
             offload,
             state: State {
                 config,
@@ -148,6 +150,7 @@ impl Run {
             losses.push(loss.inner());
         }
 
+        self.memory = self.offload.as_ref().map(Offload::memory);
         let lr = self.scheduler.step();
         let rate = lr.base();
         self.model = self.optim.step(lr, self.model.clone(), accumulator.grads());

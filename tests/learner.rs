@@ -1,0 +1,216 @@
+//! burn-train's `Learner` runs unchanged: epochs, validation, accumulation, checkpoints, resuming.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn::train::logger::InMemoryMetricLogger;
+use burn::train::metric::LossMetric;
+use burn::train::{
+    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+};
+use burn_zero_offload::WithOffload;
+
+use crate::common::{assert_models_close, config, devices, values, weights};
+
+#[derive(Module, Debug)]
+struct Net {
+    a: Linear,
+    b: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        device.clone().inner().seed(21);
+        let net = Self {
+            a: LinearConfig::new(3, 8).init(device),
+            b: LinearConfig::new(8, 2).init(device),
+        };
+        // Draws the lazy parameters now, with this seed.
+        net.clone().into_record();
+        net
+    }
+
+    fn output(&self, batch: Batch) -> RegressionOutput {
+        let dtype = FloatDType::from(self.a.weight.base().dtype());
+        let h = self
+            .b
+            .forward(self.a.forward(batch.inputs.cast(dtype)).tanh());
+        let h = h.cast(FloatDType::F32);
+        let loss = (h.clone() - batch.targets.clone()).powf_scalar(2.0).mean();
+        RegressionOutput::new(loss, h, batch.targets)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Batch {
+    inputs: Tensor<2>,
+    targets: Tensor<2>,
+}
+
+#[derive(Clone)]
+struct Points;
+
+impl Batcher<u64, Batch> for Points {
+    fn batch(&self, items: Vec<u64>, device: &Device) -> Batch {
+        let gather = |width: usize, shift: u64| {
+            let data: Vec<f32> = items
+                .iter()
+                .flat_map(|i| values(width, i + shift))
+                .collect();
+            Tensor::from_data(TensorData::new(data, [items.len(), width]), device)
+        };
+        Batch {
+            inputs: gather(3, 1),
+            targets: gather(2, 1000),
+        }
+    }
+}
+
+impl TrainStep for Net {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        let output = self.output(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Net {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> RegressionOutput {
+        self.output(batch)
+    }
+}
+
+fn loader(items: std::ops::Range<u64>) -> Arc<dyn DataLoader<Batch>> {
+    DataLoaderBuilder::new(Points)
+        .batch_size(4)
+        .build(InMemDataset::new(items.collect()))
+}
+
+struct Run<'a> {
+    folder: &'a Path,
+    epochs: usize,
+    accumulation: usize,
+    resume: Option<usize>,
+}
+
+impl Run<'_> {
+    fn launch(&self, model: Net, optimizer: ModuleOptimizer) -> Net {
+        let schedule = LinearLrSchedulerConfig::new(1e-2, 1e-3, 40).init().unwrap();
+        // 28 items in batches of 4: seven batches, so windows of 4 end with a short one.
+        let mut training = SupervisedTraining::new(self.folder, loader(0..28), loader(50..58))
+            .num_epochs(self.epochs)
+            .grads_accumulation(self.accumulation)
+            .with_default_checkpointers()
+            .with_checkpointing_strategy(KeepLastNCheckpoints::new(9))
+            .with_metric_logger(InMemoryMetricLogger::new())
+            .metric_train_numeric(LossMetric::new())
+            .metric_valid_numeric(LossMetric::new())
+            .with_application_logger(None);
+        if let Some(epoch) = self.resume {
+            training = training.checkpoint(epoch);
+        }
+        let result = training.launch(Learner::new(model, optimizer, schedule));
+        assert!(result.error.is_none(), "{:?}", result.error);
+        result.model
+    }
+}
+
+fn adamw() -> AdamWConfig {
+    AdamWConfig::new().with_weight_decay(0.1)
+}
+
+fn offloaded(dtype: FloatDType, device: &Device) -> (Net, ModuleOptimizer) {
+    let (model, offload) = adamw()
+        .with_offload(config(dtype))
+        .init(Net::new(device))
+        .unwrap();
+    (model, offload.optimizer())
+}
+
+#[test]
+fn epochs_with_and_without_accumulation_equal_the_plain_run() {
+    for device in devices() {
+        for accumulation in [1, 4] {
+            let folder = tempfile::tempdir().unwrap();
+            let run = Run {
+                folder: folder.path(),
+                epochs: 2,
+                accumulation,
+                resume: None,
+            };
+            let expected = run.launch(Net::new(&device), adamw().init());
+            let (model, optimizer) = offloaded(FloatDType::F32, &device);
+            let actual = run.launch(model, optimizer);
+            assert_models_close(&actual, &expected, 1e-6, 1e-6);
+        }
+    }
+}
+
+/// Two epochs, then two more from the checkpoint in a fresh model, against four at a stretch.
+#[test]
+fn a_run_resumes_from_the_learners_checkpoint() {
+    for device in devices() {
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let folder = tempfile::tempdir().unwrap();
+            let run = |epochs, resume| Run {
+                folder: folder.path(),
+                epochs,
+                accumulation: 1,
+                resume,
+            };
+            let (model, optimizer) = offloaded(dtype, &device);
+            run(2, None).launch(model, optimizer);
+            let (model, optimizer) = offloaded(dtype, &device);
+            let resumed = run(4, Some(2)).launch(model, optimizer);
+
+            let folder = tempfile::tempdir().unwrap();
+            let (model, optimizer) = offloaded(dtype, &device);
+            let stretch = Run {
+                folder: folder.path(),
+                epochs: 4,
+                accumulation: 1,
+                resume: None,
+            };
+            assert_eq!(
+                weights(&resumed),
+                weights(&stretch.launch(model, optimizer))
+            );
+        }
+    }
+}
+
+/// What a fit returns is in validation mode; its record still holds the masters.
+#[test]
+fn the_model_a_fit_returns_saves_its_masters() {
+    for device in devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, optimizer) = offloaded(FloatDType::BF16, &device);
+        let run = Run {
+            folder: folder.path(),
+            epochs: 1,
+            accumulation: 1,
+            resume: None,
+        };
+        let model = run.launch(model, optimizer);
+        let plain = Net::new(&Device::flex()).load_record(model.clone().into_record());
+        let (half, full) = (weights(&model), weights(&plain));
+        assert_ne!(half, full);
+        for ((_, half), (_, full)) in half.iter().zip(&full) {
+            crate::common::assert_close(half, full, 1e-6, 0.005);
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Every way to use an offloaded model that is not the plain loop: what it does, or the sentence it
+//! is refused with.
+
+use burn::grad_clipping::GradientClipping;
+use burn::module::{Module, Param, ParamGroup};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_zero_offload::{Offload, OffloadConfig, OffloadError, SimdLevel, WithOffload};
+
+use crate::common::{assert_models_close, config, devices, param, read, step, tensor, weights};
+
+const LR: f64 = 1e-2;
+
+fn layer(seed: u64, device: &Device) -> Linear {
+    Linear {
+        weight: param([4, 4], seed, device),
+        bias: Some(param([4], seed + 1, device)),
+    }
+}
+
+fn loss(model: &Linear) -> Tensor<1> {
+    let weight = model.weight.val();
+    let x = tensor([3, 4], 5, &weight.device()).cast(FloatDType::from(weight.dtype()));
+    model
+        .forward(x)
+        .cast(FloatDType::F32)
+        .powf_scalar(2.0)
+        .mean()
+}
+
+fn offloaded(device: &Device) -> (Linear, Offload, ModuleOptimizer) {
+    let (model, offload) = AdamWConfig::new()
+        .with_offload(config(FloatDType::F32))
+        .init(layer(1, device))
+        .unwrap();
+    let optimizer = offload.optimizer();
+    (model, offload, optimizer)
+}
+
+/// The message `use_it` panics with.
+#[track_caller]
+fn panic_of(use_it: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(use_it))
+        .expect_err("this use should be refused");
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast_ref::<&str>().unwrap_or(&"").to_string(),
+    }
+}
+
+#[test]
+fn calling_init_twice_is_refused() {
+    for device in devices() {
+        let (model, ..) = offloaded(&device);
+        let error = AdamConfig::new()
+            .with_offload(OffloadConfig::new())
+            .init(model)
+            .unwrap_err();
+        assert!(matches!(&error, OffloadError::AlreadyOffloaded { path } if path == "weight"));
+        assert!(error.to_string().contains("Call `init` once"), "{error}");
+    }
+}
+
+#[test]
+fn a_model_without_anything_to_train_is_refused() {
+    let device = Device::flex();
+    for model in [
+        layer(1, &device),
+        layer(1, &device.clone().autodiff()).no_grad(),
+    ] {
+        let error = AdamConfig::new()
+            .with_offload(OffloadConfig::new())
+            .init(model)
+            .unwrap_err();
+        assert!(matches!(error, OffloadError::NothingToTrain));
+    }
+}
+
+#[test]
+fn options_that_cannot_be_honoured_are_errors() {
+    let device = Device::flex().autodiff();
+    let init = |config: OffloadConfig| {
+        AdamConfig::new()
+            .with_offload(config)
+            .init(layer(1, &device))
+            .unwrap_err()
+    };
+    let error = init(config(FloatDType::F64));
+    assert!(matches!(
+        error,
+        OffloadError::UnsupportedDType {
+            dtype: FloatDType::F64,
+            ..
+        }
+    ));
+    let error = init(OffloadConfig::new().with_threads(Some(0)));
+    assert!(matches!(
+        error,
+        OffloadError::OutOfRange {
+            name: "threads",
+            ..
+        }
+    ));
+    let foreign = SimdLevel::ALL
+        .into_iter()
+        .find(|simd| !simd.is_available())
+        .unwrap();
+    let error = init(OffloadConfig::new().with_simd(Some(foreign)));
+    assert!(matches!(error, OffloadError::UnsupportedSimd(level) if level == foreign));
+    let error = AdamConfig::new()
+        .with_offload(OffloadConfig::new())
+        .with_group(ParamGroup::all(), AdamWConfig::new().with_beta_1(2.0))
+        .init(layer(1, &device))
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        OffloadError::OutOfRange { name: "beta_1", .. }
+    ));
+}
+
+/// Left out, the element type is the best the device computes in.
+#[test]
+fn the_element_type_is_the_devices_best() {
+    for device in devices() {
+        let (model, offload) = AdamConfig::new()
+            .with_offload(OffloadConfig::new())
+            .init(layer(1, &device))
+            .unwrap();
+        let best = [FloatDType::BF16, FloatDType::F16, FloatDType::F32]
+            .into_iter()
+            .find(|&dtype| device.supports_dtype(dtype))
+            .unwrap();
+        assert_eq!(offload.dtype(), best);
+        assert_eq!(FloatDType::from(model.weight.val().dtype()), best);
+    }
+}
+
+/// Two losses in turn: the discriminator's also reaches the generator, whose gradients are dropped.
+#[test]
+fn a_gan_trains_two_models_in_turn() {
+    for device in devices() {
+        let adam = || AdamConfig::new();
+        let offload = |model| {
+            adam()
+                .with_offload(config(FloatDType::F32))
+                .init(model)
+                .unwrap()
+        };
+        let (mut g, generator) = offload(layer(1, &device));
+        let (mut d, discriminator) = offload(layer(3, &device));
+        let (mut rg, mut rd) = (layer(1, &device), layer(3, &device));
+        let (mut og, mut od) = (generator.optimizer(), discriminator.optimizer());
+        let (mut pg, mut pd) = (adam().init(), adam().init());
+        let noise = tensor([3, 4], 9, &device);
+        let judge = |g: &Linear, d: &Linear| d.forward(g.forward(noise.clone()).tanh()).mean();
+        for _ in 0..4 {
+            let (a, b) = (judge(&g, &d), judge(&rg, &rd));
+            d = step(&mut od, LR, d, a);
+            generator.discard_gradients();
+            rd = step(&mut pd, LR, rd, b);
+
+            let (a, b) = (judge(&g, &d) * -1.0, judge(&rg, &rd) * -1.0);
+            g = step(&mut og, LR, g, a);
+            discriminator.discard_gradients();
+            rg = step(&mut pg, LR, rg, b);
+        }
+        assert_models_close(&g, &rg, 1e-6, 1e-6);
+        assert_models_close(&d, &rd, 1e-6, 1e-6);
+    }
+}
+
+#[derive(Module, Debug)]
+struct Gan {
+    generator: Linear,
+    discriminator: Linear,
+}
+
+/// One `Offload` for both halves, each stepped on its own: slots are found although the paths within
+/// a half are shorter than within the whole.
+#[test]
+fn parts_of_a_model_can_be_stepped_on_their_own() {
+    for device in devices() {
+        let build = || Gan {
+            generator: layer(1, &device),
+            discriminator: layer(3, &device),
+        };
+        let (mut gan, offload) = AdamConfig::new()
+            .with_offload(config(FloatDType::F32))
+            .init(build())
+            .unwrap();
+        let mut reference = build();
+        let (mut ours, mut plain) = (offload.optimizer(), AdamConfig::new().init());
+        for _ in 0..3 {
+            let (a, b) = (loss(&gan.generator), loss(&reference.generator));
+            gan.generator = step(&mut ours, LR, gan.generator, a);
+            reference.generator = step(&mut plain, LR, reference.generator, b);
+            let (a, b) = (loss(&gan.discriminator), loss(&reference.discriminator));
+            gan.discriminator = step(&mut ours, LR, gan.discriminator, a);
+            reference.discriminator = step(&mut plain, LR, reference.discriminator, b);
+        }
+        assert_models_close(&gan, &reference, 1e-6, 1e-6);
+    }
+}
+
+#[test]
+fn discarded_gradients_leave_no_trace() {
+    for device in devices() {
+        let (model, offload, mut optimizer) = offloaded(&device);
+        (loss(&model) * 100.0).backward();
+        offload.discard_gradients();
+        assert_eq!(offload.memory().host_gradients, 0);
+        let first = loss(&model);
+        let model = step(&mut optimizer, LR, model, first);
+        let (fresh, _, mut other) = offloaded(&device);
+        let first = loss(&fresh);
+        let fresh = step(&mut other, LR, fresh, first);
+        assert_eq!(weights(&model), weights(&fresh));
+    }
+}
+
+/// Freezing after `init` stops a parameter, unfreezing lets it go on where it was.
+#[test]
+fn freezing_and_unfreezing_after_init() {
+    for device in devices() {
+        let (mut model, _, mut optimizer) = offloaded(&device);
+        let (mut reference, mut plain) = (layer(1, &device), AdamWConfig::new().init());
+        let bias = || ParamGroup::from_predicate("bias");
+        for i in 0..6 {
+            match i {
+                2 => {
+                    (model, reference) =
+                        (model.freeze_group(bias()), reference.freeze_group(bias()))
+                }
+                4 => {
+                    (model, reference) = (
+                        model.unfreeze_group(bias()),
+                        reference.unfreeze_group(bias()),
+                    )
+                }
+                _ => {}
+            }
+            let resting = read(&model.bias.as_ref().unwrap().val());
+            let (a, b) = (loss(&model), loss(&reference));
+            model = step(&mut optimizer, LR, model, a);
+            reference = step(&mut plain, LR, reference, b);
+            let moved = read(&model.bias.as_ref().unwrap().val()) != resting;
+            assert_eq!(moved, !(2..4).contains(&i));
+        }
+        assert_models_close(&model, &reference, 1e-6, 1e-6);
+    }
+}
+
+#[test]
+fn unfreezing_what_was_frozen_at_init_is_refused() {
+    let device = Device::flex().autodiff();
+    let model = layer(1, &device).freeze_group(ParamGroup::from_predicate("bias"));
+    let (model, offload) = AdamWConfig::new()
+        .with_offload(config(FloatDType::F32))
+        .init(model)
+        .unwrap();
+    let mut optimizer = offload.optimizer();
+    let model = model.unfreeze();
+    let loss = loss(&model);
+    let text = panic_of(|| drop(step(&mut optimizer, LR, model, loss)));
+    assert!(
+        text.contains("was frozen") && text.contains("before `init`"),
+        "{text}"
+    );
+}
+
+/// `materialize` takes the taps off. Gradients then stay on the device and reach the optimizer in
+/// full, which still updates the master weights.
+#[test]
+fn materialize_drops_the_taps() {
+    for device in devices() {
+        let (model, offload, mut optimizer) = offloaded(&device);
+        let (mut reference, mut plain) = (layer(1, &device), AdamWConfig::new().init());
+        let mut model = model.materialize();
+        loss(&model).backward();
+        assert_eq!(offload.memory().host_gradients, 0);
+        for _ in 0..3 {
+            let (a, b) = (loss(&model), loss(&reference));
+            let grads = a.backward();
+            let full = model.weight.grad(&grads).unwrap();
+            assert_eq!(full.dims(), [4, 4]);
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(LR, model, grads);
+            reference = step(&mut plain, LR, reference, b);
+        }
+        assert_models_close(&model, &reference, 1e-6, 1e-6);
+        // Offloading the result anew is fine.
+        let again = AdamConfig::new()
+            .with_offload(config(FloatDType::F32))
+            .init(model);
+        assert!(again.is_ok());
+    }
+}
+
+/// Groups belong to the builder: one added to the optimizer meets placeholders, and says so by their
+/// shape instead of not training.
+#[test]
+fn a_group_added_to_the_optimizer_fails_loudly() {
+    let device = Device::flex().autodiff();
+    let (model, _, optimizer) = offloaded(&device);
+    let mut optimizer = optimizer.with_group(ParamGroup::all(), AdamConfig::new().build(), None);
+    let loss = loss(&model);
+    let text = panic_of(|| drop(step(&mut optimizer, LR, model, loss)));
+    assert!(text.to_lowercase().contains("shape"), "{text}");
+}
+
+/// Clipping belongs to the builder: set on the optimizer it has no gradient to clip, as documented.
+#[test]
+fn clipping_set_on_the_optimizer_has_nothing_to_clip() {
+    for device in devices() {
+        let (model, _, optimizer) = offloaded(&device);
+        let mut optimizer = optimizer.with_grad_clipping(GradientClipping::Norm(1e-9));
+        let first = loss(&model);
+        let clipped = step(&mut optimizer, LR, model, first);
+        let (fresh, _, mut other) = offloaded(&device);
+        let first = loss(&fresh);
+        assert_eq!(
+            weights(&clipped),
+            weights(&step(&mut other, LR, fresh, first))
+        );
+    }
+}
+
+/// burn-train's DDP marks parameters as distributed and all-reduces gradients on the devices. Burn
+/// itself refuses it on Flex.
+#[cfg(feature = "cpu")]
+#[test]
+fn distributed_data_parallel_is_refused() {
+    let device = Device::cpu().autodiff();
+    let (model, ..) = offloaded(&device);
+    let model = model.map(&mut burn::train::ModuleSharder);
+    let text = panic_of(|| drop(loss(&model)));
+    assert!(text.contains("distributed data parallel"), "{text}");
+}
+
+#[test]
+fn stepping_a_model_of_another_shape_is_refused() {
+    let device = Device::flex().autodiff();
+    let (_, _, mut optimizer) = offloaded(&device);
+    let other = LinearConfig::new(3, 3).init(&device);
+    let loss = other.forward(tensor([2, 3], 1, &device)).mean();
+    let text = panic_of(|| drop(step(&mut optimizer, LR, other, loss)));
+    assert!(text.contains("`weight` has another shape"), "{text}");
+}
+
+/// A use through `val()` leaves a placeholder, one through `base()` a real gradient: in one backward
+/// they cannot be told apart, and that is a panic, never a wrong gradient.
+#[test]
+fn using_a_weight_through_the_tap_and_past_it_in_one_backward_fails_loudly() {
+    for device in devices() {
+        let (model, ..) = offloaded(&device);
+        let x = tensor([3, 4], 5, &device);
+        let mixed = model.forward(x).mean() + model.weight.base().mean();
+        panic_of(|| drop(GradientsParams::from_grads(mixed.backward(), &model)));
+    }
+}
+
+#[test]
+fn the_engine_ends_with_its_last_handle() {
+    let device = Device::flex().autodiff();
+    for _ in 0..50 {
+        let (model, offload, optimizer) = offloaded(&device);
+        loss(&model).backward();
+        drop((offload, optimizer));
+        drop(model);
+    }
+    let threads = std::fs::read_dir("/proc/self/task")
+        .map(|tasks| tasks.count())
+        .unwrap_or(0);
+    assert!(threads < 200, "{threads} threads are left of 50 engines");
+}
+
+/// A parameter added after `init` has no place on the host.
+#[test]
+fn a_parameter_added_after_init_is_refused() {
+    let device = Device::flex().autodiff();
+    let model = Linear {
+        bias: None,
+        ..layer(1, &device)
+    };
+    let (mut model, offload) = AdamWConfig::new()
+        .with_offload(config(FloatDType::F32))
+        .init(model)
+        .unwrap();
+    model.bias = Some(Param::from_tensor(Tensor::zeros([4], &device)));
+    let mut optimizer = offload.optimizer();
+    let loss = loss(&model);
+    let text = panic_of(|| drop(step(&mut optimizer, LR, model, loss)));
+    assert!(text.contains("not part of the model"), "{text}");
+}
