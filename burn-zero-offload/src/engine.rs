@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::tensor::{Tensor, TensorData};
 use parking_lot::Mutex;
 
-use crate::capture::{DeviceGradient, GradientSink};
+use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
 use crate::download::Reader;
 use crate::error::OffloadError;
 use crate::host::{GradientStore, HostGradient, SavedState, SlotState};
@@ -124,7 +124,7 @@ impl Engine {
     /// Applies what the round collected for `slot` to its master weights and returns the new
     /// weights for the device. `weights` are returned as they are if nothing was collected.
     ///
-    /// `gradient` is what came through Burn's containers: a placeholder without elements, or a
+    /// `gradient` is what came through Burn's containers: a placeholder, or a
     /// real gradient that reached the optimizer past the taps, which then counts as one more
     /// contribution.
     ///
@@ -146,17 +146,7 @@ impl Engine {
              model that `init` returned, or call `init` on the new one",
             layout.path
         );
-        if gradient.shape().num_elements() > 0 {
-            assert_eq!(
-                gradient.shape(),
-                shape,
-                "the gradient of parameter `{}` has another shape than the parameter",
-                layout.path
-            );
-            let data = upload::read(gradient);
-            let stored = data.and_then(|data| store(&self.gradients, layout, slot, data));
-            or_panic(stored.map_err(|reason| download_error(layout, reason)));
-        }
+        self.add_if_real(slot, gradient);
         or_panic(self.finish_downloads());
         self.start_fresh_where_a_record_had_nothing();
         let Some(gradient) = self.gradients.take(slot) else {
@@ -189,6 +179,39 @@ impl Engine {
         let updated = upload::to_device(image, shape, &device);
         *on_device = StorageId::of(&updated);
         updated
+    }
+
+    /// Stores a gradient that reached the optimizer past the taps; placeholders are none.
+    fn add_if_real<const D: usize>(&self, slot: usize, gradient: Tensor<D>) {
+        let layout = &self.slots[slot].layout;
+        let came = gradient.shape();
+        if came == placeholder_shape(&layout.shape) {
+            return;
+        }
+        assert_eq!(
+            came, layout.shape,
+            "the gradient of parameter `{}` has another shape than the parameter",
+            layout.path
+        );
+        let stored = upload::read(gradient).and_then(|data| {
+            // A placeholder added to a gradient makes all of it NaN.
+            if data.num_elements() > 0 && data.iter::<f32>().all(f32::is_nan) {
+                return Err(
+                    "it is NaN throughout. If the model's own arithmetic is not the cause, \
+                     the weight was used through both `val()` and `base()` in one backward pass: \
+                     use `val()` alone"
+                        .into(),
+                );
+            }
+            store(&self.gradients, layout, slot, data)
+        });
+        or_panic(stored.map_err(|reason| {
+            self.gradients.clear();
+            OffloadError::Download {
+                path: layout.path.clone(),
+                reason,
+            }
+        }));
     }
 
     /// The value of a parameter for a record, in `f32`, on the host.
@@ -350,13 +373,6 @@ fn foreign<const D: usize>(
         Ok(None)
     } else {
         upload::as_f32(data).map(Some).map_err(error)
-    }
-}
-
-fn download_error(layout: &SlotLayout, reason: String) -> OffloadError {
-    OffloadError::Download {
-        path: layout.path.clone(),
-        reason,
     }
 }
 

@@ -118,10 +118,10 @@ pub enum OffloadError {
         reason: String,
     },
 
-    /// A gradient could not be brought to the host.
+    /// A gradient could not be brought to the host, or is none.
     #[error(
-        "the gradient of `{path}` could not be read from the device: {reason}. No weight of this \
-         round has changed; load a checkpoint or call `discard_gradients` and go on"
+        "the gradient of `{path}` could not be taken: {reason}. No weight has changed and the gradients \
+         of this round are dropped"
     )]
     Download {
         /// Path of the parameter.

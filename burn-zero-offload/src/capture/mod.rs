@@ -2,16 +2,19 @@
 //!
 //! A reparameterization ([`GradientTap`]) sits on every offloaded parameter. Each `param.val()`
 //! passes through it and adds an identity node, the tap, to the graph. In backward the tap receives
-//! that use's complete gradient, hands it to the [`GradientSink`] and leaves a placeholder without
-//! elements as the parameter's gradient, so that Burn's own containers and optimizers work on and
+//! that use's complete gradient, hands it to the [`GradientSink`] and leaves a placeholder of one
+//! element as the parameter's gradient, so that Burn's own containers and optimizers work on and
 //! hold no memory.
 
 mod ladder;
 mod ops;
+mod placeholder;
+mod readout;
 mod reparameterization;
 mod sink;
 mod tap;
 
+pub(crate) use placeholder::placeholder_shape;
 pub(crate) use reparameterization::{GradientTap, TAP_NAME};
 pub(crate) use sink::{DeviceGradient, GradientSink, TapTarget};
 

@@ -119,10 +119,7 @@ fn tapped<M: Module>(model: M, log: &Arc<Log>) -> M {
         ) -> (Param<Tensor<D>>, Option<GradientTap>) {
             let mut paths = self.0.paths.lock();
             paths.push(path.to_string());
-            let target = TapTarget {
-                sink: self.0.clone(),
-                slot: paths.len() - 1,
-            };
+            let target = TapTarget::new(self.0.clone(), paths.len() - 1);
             (param, Some(GradientTap::new(target)))
         }
     }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::TensorData;
 
+use super::placeholder::Placeholder;
+
 /// A gradient that still lives on the device: the way to read it.
 ///
 /// Blocks until the gradient is on the host. May run on any thread, once; dropping it unread frees
@@ -25,9 +27,21 @@ pub(crate) trait GradientSink: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct TapTarget {
     /// Where the gradient goes.
-    pub(crate) sink: Arc<dyn GradientSink>,
+    pub(super) sink: Arc<dyn GradientSink>,
     /// Which parameter it belongs to.
-    pub(crate) slot: usize,
+    pub(super) slot: usize,
+    /// What the parameter's leaf holds instead of a gradient, made once.
+    pub(super) placeholder: Placeholder,
+}
+
+impl TapTarget {
+    pub(crate) fn new(sink: Arc<dyn GradientSink>, slot: usize) -> Self {
+        Self {
+            sink,
+            slot,
+            placeholder: Placeholder::default(),
+        }
+    }
 }
 
 impl fmt::Debug for TapTarget {

@@ -8,11 +8,11 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, TensorMetadata};
-use burn::tensor::{Shape, read_sync};
+use burn::backend::{Autodiff, TensorMetadata};
 
 use super::ladder;
 use super::ops::TapOps;
+use super::readout::Readout;
 use super::sink::TapTarget;
 
 #[derive(Debug)]
@@ -31,27 +31,26 @@ impl fmt::Debug for TapState {
     }
 }
 
-impl<B: Backend> Backward<B, 2> for Tap {
+impl<B: Readout> Backward<B, 2> for Tap {
     type State = TapState;
 
     fn backward(self, ops: Ops<TapState, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let TapTarget { sink, slot } = &ops.state.target;
+        let TapTarget {
+            sink,
+            slot,
+            placeholder,
+        } = &ops.state.target;
         ladder::fired(sink.id());
         let gradient = grads.consume::<B>(&ops.node);
-        let (device, dtype) = (gradient.device(), gradient.dtype());
         if let [Some(leaf), _] = &ops.parents {
-            // No elements: it costs nothing to hold, sums of placeholders are placeholders, and
-            // whoever takes it for a gradient meets a shape error instead of a silent zero.
-            let nothing = Shape::from(vec![0; gradient.shape().num_dims()]);
-            grads.register::<B>(leaf.id, B::float_zeros(nothing, &device, dtype.into()));
+            let (shape, dtype, device) = (gradient.shape(), gradient.dtype(), gradient.device());
+            grads.register::<B>(leaf.id, placeholder.get::<B>(&shape, dtype, &device));
         }
-        let read =
-            move || read_sync(B::float_into_data(gradient)).map_err(|error| error.to_string());
-        sink.arrived(*slot, Box::new(read));
+        sink.arrived(*slot, B::read_out(gradient));
     }
 }
 
-impl<B: TapOps, C: CheckpointStrategy> TapOps for Autodiff<B, C> {
+impl<B: TapOps + Readout, C: CheckpointStrategy> TapOps for Autodiff<B, C> {
     fn tap(tensor: FloatTensor<Self>, target: TapTarget) -> FloatTensor<Self> {
         let step = ladder::next_step(target.sink.id());
         let (primitive, leaf) = tensor.into_parts();

@@ -259,10 +259,7 @@ impl Reparameterizer for Attacher {
                 let param = param
                     .save_mapper(move |value| theirs.on_save(saver.save(slot, value)))
                     .load_mapper(move |value| loader.load(slot, on_load.on_load(value)));
-                let target = TapTarget {
-                    sink: self.engine.clone(),
-                    slot,
-                };
+                let target = TapTarget::new(self.engine.clone(), slot);
                 (param, Some(GradientTap::new(target)))
             }
             Place::Cast(original) => {

@@ -42,10 +42,11 @@ pub(crate) fn to_device<const D: usize>(
 
 /// Copies a tensor to the host.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData, String> {
-    tensor
-        .inner()
-        .try_into_data()
-        .map_err(|error| error.to_string())
+    let data = tensor.inner().try_into_data();
+    let data = data.map_err(|error| error.to_string())?;
+    // CubeCL copies when the bytes are first looked at: look now, the buffer may not stay as it is.
+    let _ = data.as_bytes();
+    Ok(data)
 }
 
 /// The elements of `data` in `f32`.

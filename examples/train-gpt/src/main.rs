@@ -3,6 +3,7 @@
 //! `optim.rs` is where offloading is switched on and `train.rs` is the loop, which does not differ
 //! from that of a program without it. `cargo run --release -p train-gpt -- --help` lists the flags.
 
+mod args;
 mod checkpoint;
 mod config;
 mod data;
@@ -13,34 +14,45 @@ mod interrupt;
 mod model;
 mod optim;
 mod plot;
+mod progress;
 mod table;
 mod train;
+#[cfg(test)]
+mod turns;
 
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
 use clap::Parser;
 
+use crate::args::Args;
 use crate::checkpoint::{Checkpoint, write_file};
-use crate::config::{Args, Precision, TrainConfig};
+use crate::config::{Precision, TrainConfig};
 use crate::data::Corpus;
 use crate::history::History;
 use crate::train::Run;
 
-fn main() -> Result<()> {
-    let args = Args::parse();
-    interrupt::install()?;
-    fs::create_dir_all(&args.out)
-        .with_context(|| format!("cannot make the directory {}", args.out.display()))?;
-
-    if args.compare {
-        return compare(&args);
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
-    let config = settings(&args, &args.out)?;
+}
+
+fn run(args: &Args) -> Result<()> {
+    interrupt::install()?;
+    if args.compare {
+        return compare(args);
+    }
+    let config = settings(args, &args.out)?;
     let corpus = load_text(&config)?;
-    if let Some(run) = train(&args, config, &corpus, &args.out)? {
+    if let Some(run) = train(args, config, &corpus, &args.out)? {
         report(&run, &corpus, &args.out)?;
     }
     Ok(())
@@ -79,6 +91,9 @@ fn train(args: &Args, config: TrainConfig, corpus: &Corpus, out: &Path) -> Resul
         run.state.config.device.name(),
     );
 
+    // Now rather than after the training, when it would be lost.
+    fs::create_dir_all(out)
+        .with_context(|| format!("cannot make the directory {}", out.display()))?;
     run.train(corpus, out)?;
     write_file(&out.join("loss.csv"), &run.state.history.to_csv())?;
     if !run.finished() {
@@ -139,8 +154,6 @@ fn compare(args: &Args) -> Result<()> {
     let mut runs: Vec<(Precision, History)> = Vec::new();
     for dtype in [Precision::F32, Precision::Bf16, Precision::F16] {
         let out = args.out.join(dtype.name());
-        fs::create_dir_all(&out)
-            .with_context(|| format!("cannot make the directory {}", out.display()))?;
         // A comparison that was stopped has finished, unfinished and missing runs.
         let config = if args.resume && Checkpoint::exists(&out) {
             settings(args, &out)?

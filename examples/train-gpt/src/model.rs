@@ -200,6 +200,7 @@ mod tests {
     use burn::module::ModuleMapper;
 
     use super::*;
+    use crate::turns::turn;
 
     const CONFIG: GptConfig = GptConfig {
         vocab: 11,
@@ -224,6 +225,7 @@ mod tests {
 
     #[test]
     fn later_tokens_do_not_change_earlier_logits() {
+        let _turn = turn();
         let device = Device::default();
         for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
             let model = CONFIG.init(&device).map(&mut Cast(dtype));
@@ -238,6 +240,7 @@ mod tests {
 
     #[test]
     fn an_untrained_model_is_uniform() {
+        let _turn = turn();
         let device = Device::default();
         let model = CONFIG.init(&device);
         let inputs = Tensor::<2, Int>::from_data([[1, 2, 3, 4], [5, 6, 7, 8]], &device);

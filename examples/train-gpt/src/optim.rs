@@ -55,22 +55,23 @@ pub fn optimizer(
 /// Fails if the settings are out of the range that Burn's schedulers take.
 pub fn scheduler(config: &TrainConfig) -> Result<ModuleLrScheduler> {
     let lowest = LOWEST_LR * config.lr;
+    let warmup_steps = config.warmup_steps();
     let cosine = CosineAnnealingLrSchedulerConfig::new(
         config.lr,
         // The first step of the cosine is at the top, so it has one interval less than steps.
-        (config.steps - config.warmup - 1).max(1),
+        (config.steps - warmup_steps - 1).max(1),
     )
     .with_min_lr(lowest);
 
-    let scheduler = if config.warmup == 0 {
+    let scheduler = if warmup_steps == 0 {
         cosine.init()
     } else {
-        let warmup = LinearLrSchedulerConfig::new(lowest, config.lr, config.warmup);
+        let warmup = LinearLrSchedulerConfig::new(lowest, config.lr, warmup_steps);
         let parts = vec![
             LrSchedulerConfig::Linear(warmup),
             LrSchedulerConfig::Cosine(cosine),
         ];
-        SequentialLrSchedulerConfig::new(parts, vec![config.warmup]).init()
+        SequentialLrSchedulerConfig::new(parts, vec![warmup_steps]).init()
     };
     scheduler.map_err(anyhow::Error::msg)
 }
@@ -81,7 +82,7 @@ mod tests {
 
     fn rates(warmup: usize, steps: usize) -> Vec<f64> {
         let config = TrainConfig::new()
-            .with_warmup(warmup)
+            .with_warmup(Some(warmup))
             .with_steps(steps)
             .with_lr(1e-2);
         let mut scheduler = scheduler(&config).unwrap();

@@ -1,6 +1,5 @@
 //! The training loop. It is Burn's plain loop, with offload as without.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,6 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_zero_offload::{MemoryReport, Offload};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::checkpoint::{Checkpoint, State};
 use crate::config::TrainConfig;
@@ -18,9 +16,7 @@ use crate::history::{History, Point};
 use crate::interrupt;
 use crate::model::Gpt;
 use crate::optim;
-
-/// Lines printed in the course of a run where no progress bar can be drawn.
-const LOG_LINES: usize = 10;
+use crate::progress::Progress;
 
 /// A run: a model in training and all that belongs to it.
 pub struct Run {
@@ -171,61 +167,11 @@ impl Run {
     }
 }
 
-/// A progress bar in a terminal, a few lines elsewhere.
-struct Progress {
-    bar: Option<ProgressBar>,
-    total: usize,
-    tokens_per_step: usize,
-}
-
-impl Progress {
-    fn new(config: &TrainConfig, done: usize) -> Self {
-        let total = config.steps;
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style =
-                ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}, {eta} left] {msg}")
-                    .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(total as u64)
-                .with_style(style)
-                .with_position(done as u64)
-        });
-        Self {
-            bar,
-            total,
-            tokens_per_step: config.tokens_per_step(),
-        }
-    }
-
-    fn report(&self, step: usize, point: Point) {
-        let message = format!(
-            "loss {:.3}, {:.0} tokens/s, {:.0} ms/step",
-            point.loss,
-            point.tokens_per_second,
-            1e3 * self.tokens_per_step as f64 / point.tokens_per_second,
-        );
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(step as u64);
-                bar.set_message(message);
-            }
-            None if step == 1 || step.is_multiple_of(self.total.div_ceil(LOG_LINES)) => {
-                eprintln!("step {step}/{}: {message}", self.total);
-            }
-            None => {}
-        }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.abandon();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Precision;
+    use crate::turns::turn;
 
     fn config() -> TrainConfig {
         TrainConfig::new()
@@ -235,7 +181,7 @@ mod tests {
             .with_context(8)
             .with_batch(2)
             .with_steps(4)
-            .with_warmup(1)
+            .with_warmup(Some(1))
     }
 
     fn corpus() -> Corpus {
@@ -248,6 +194,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_goes_on_as_if_it_had_not_stopped() {
+        let _turn = turn();
         let corpus = corpus();
         let half = config().with_accumulation(2);
         for config in [
@@ -290,6 +237,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_of_another_text_is_refused() {
+        let _turn = turn();
         let dir = tempfile::tempdir().unwrap();
         Run::start(config(), &corpus())
             .unwrap()
@@ -302,6 +250,7 @@ mod tests {
 
     #[test]
     fn the_loss_does_not_depend_on_the_number_of_micro_batches() {
+        let _turn = turn();
         for accumulation in [1, 4] {
             let mut run = Run::start(config().with_accumulation(accumulation), &corpus()).unwrap();
             let loss = run.step(&corpus()).loss;
@@ -311,6 +260,7 @@ mod tests {
 
     #[test]
     fn offload_and_plain_adamw_start_from_the_same_weights() {
+        let _turn = turn();
         let offloaded = config().with_dtype(Precision::F32);
         let [first, second] = [offloaded, config().with_offload(false)]
             .map(|config| Run::start(config, &corpus()).unwrap().step(&corpus()).loss);
