@@ -1,4 +1,96 @@
-//! x
+//! # burn-zero-offload
+//!
+//! ZeRO-Offload (Ren et al., USENIX ATC 2021, [arXiv 2101.06840]) for the [Burn] framework: the device
+//! keeps half-precision weights and computes forward and backward; fp32 master weights, the moments
+//! and the optimizer step live on the CPU. A model's state takes 2 bytes per parameter on the device
+//! instead of 16.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::prelude::*;
+//! use burn_zero_offload::{OffloadConfig, WithOffload};
+//!
+//! # fn main() -> Result<(), burn_zero_offload::OffloadError> {
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(4, 1).init(&device); // any Burn module, unchanged
+//!
+//! let (mut model, offload) = AdamWConfig::new()
+//!     .with_weight_decay(0.1)
+//!     .with_offload(OffloadConfig::new()) // the one line
+//!     .init(model)?;
+//! let mut optim = offload.optimizer(); // a plain Burn `ModuleOptimizer`
+//!
+//! for _ in 0..3 {
+//!     let input = Tensor::<2>::ones([8, 4], &device).cast(offload.dtype());
+//!     let loss = model.forward(input).mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!     model = optim.step(1e-3, model, grads);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The route of the data
+//!
+//! ```text
+//!        DEVICE                          |                     HOST
+//!                                        |
+//!   half weights --> forward             |
+//!        ^              |                |
+//!        |           backward            |
+//!        |              | gradient of one use, as soon as it is complete
+//!        |         (1) capture --------(2) download ------> (3) host
+//!        |          tap in the           thread, few          gradients of the round
+//!        |          autodiff graph       gradients alive      master, moments (fp32)
+//!        |                               |                       |  step()
+//!        |                               |                  (4) optimize
+//!        |                               |                    Adam over tiles and threads
+//!        +-------- (5) upload <----------|-------------------- half image of the master
+//! ```
+//!
+//! Each station is a module; they meet only in the engine. A gradient leaves right after the
+//! operation that used its weight has run backward, before the layer beneath does, so the device
+//! never holds the gradients of a whole model. The parameter's leaf keeps a placeholder of one
+//! element, so Burn's containers, optimizers, schedulers and `Learner` work on unchanged.
+//!
+//! # What holds
+//!
+//! * In f32 the weights follow Burn's own optimizers to 1e-6. Results are the same bits for every
+//!   thread count and instruction set.
+//! * No weight changes before every gradient of the round is on the host.
+//! * Value semantics: clones of a model keep their values. The next step starts from the values of
+//!   the model it is given, also if they were edited, or come from an older clone.
+//! * Records hold fp32 masters and move between plain and offloaded models; optimizer records are
+//!   interchangeable with those of Burn's Adam and AdamW.
+//! * Parameters without a gradient in a round do not move; frozen ones take no host memory.
+//!
+//! # Memory
+//!
+//! Bytes per parameter with weights in bf16 or f16; [`Offload::memory`] reports them.
+//!
+//! | | plain Burn AdamW in f32 | offloaded, device | offloaded, host |
+//! |---|---|---|---|
+//! | weights | 4 | 2 | 4 (master) |
+//! | gradients | 4 | those in flight | 2, or 4 from the second pass of a round on |
+//! | moments | 8 | 0 | 8 |
+//! | AMSGrad, if used | 4 | 0 | 4 |
+//!
+//! # Features
+//!
+//! `flex` (default), `cpu`, `cuda`, `rocm`, `metal`, `vulkan`, `webgpu`, `wgpu` and `fusion` are those
+//! of Burn. Flex is always compiled: records hold master weights as Flex tensors.
+//!
+//! # Failures
+//!
+//! What a correct program can meet is an [`OffloadError`]. Burn's optimizer and record interfaces
+//! return no errors; one that happens there becomes a panic with the same sentence, and no weight has
+//! changed then. [`Offload::flush`] reports a failed download before `step` does. A panic in the
+//! thread that reads gradients is caught and reported the same way.
+//!
+//! [arXiv 2101.06840]: https://arxiv.org/abs/2101.06840
+//! [Burn]: https://burn.dev
+
 mod capture;
 mod config;
 mod download;

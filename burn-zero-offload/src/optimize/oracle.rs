@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_close(actual: &[f32], expected: &[f32], tolerance: f32) {
+    fn assert_close(actual: &[f32], expected: &[f64], tolerance: f64) {
         assert_eq!(actual.len(), expected.len());
         for (a, e) in actual.iter().zip(expected) {
             assert!(

@@ -153,51 +153,53 @@ impl ModuleMapper for Mover<'_> {
             .as_ref()
             .is_some_and(|g| g.matches(&id, Some(&path)));
         let precision = if full { Precision::F32 } else { self.precision };
-        let moved = if value.is_require_grad() {
+        let value = if value.is_require_grad() {
             let mut rules = self.rules.groups.iter().rev();
             let rule = rules.find(|(group, _)| group.matches(&id, Some(&path)));
             let rule = rule.map_or(self.rules.default, |(_, rule)| *rule);
+            let shape = value.shape();
             let layout = SlotLayout {
                 path,
                 id,
-                shape: value.shape(),
+                shape,
                 precision,
                 rule,
             };
             self.offload(layout, record_shape, value)
         } else {
-            Ok(self.cast(path, precision, value))
+            self.cast(path, precision, value)
         };
-        match moved {
-            Ok(value) => Param::from_mapped_value(id, value, mapper),
-            Err((error, value)) => {
-                self.error = Some(error);
-                Param::from_mapped_value(id, value, mapper)
-            }
-        }
+        Param::from_mapped_value(id, value, mapper)
     }
 }
 
 impl Mover<'_> {
+    /// Moves a parameter to a slot of its own. One that cannot be moved comes back as it is, with the
+    /// reason in `error`.
     fn offload<const D: usize>(
         &mut self,
         layout: SlotLayout,
         record_shape: Shape,
         value: Tensor<D>,
-    ) -> Result<Tensor<D>, (OffloadError, Tensor<D>)> {
+    ) -> Tensor<D> {
         let (dtype, device) = (value.dtype(), value.device());
         let path = layout.path.clone();
         if upload::to_precision(dtype).is_none() {
-            return Err((OffloadError::UnsupportedParameter { path, dtype }, value));
+            self.error = Some(OffloadError::UnsupportedParameter { path, dtype });
+            return value;
         }
         let wanted = upload::to_dtype(layout.precision);
         if !device.supports_dtype(wanted) {
-            return Err((unsupported(wanted, &device), value));
+            self.error = Some(unsupported(wanted, &device));
+            return value;
         }
         let context = AutodiffContext::of(&value);
         let master = match upload::read(value.clone()).and_then(upload::as_f32) {
             Ok(master) => master,
-            Err(reason) => return Err((OffloadError::ReadWeights { path, reason }, value)),
+            Err(reason) => {
+                self.error = Some(OffloadError::ReadWeights { path, reason });
+                return value;
+            }
         };
         // The old value goes before the new one comes.
         drop(value);
@@ -207,7 +209,7 @@ impl Mover<'_> {
             .insert(path, Place::Slot(self.slots.len(), record_shape));
         self.slots
             .push(Slot::new(layout, &master, StorageId::of(&weights)));
-        Ok(context.restore(weights))
+        context.restore(weights)
     }
 
     /// Frozen weights and buffers meet the others in operations that do not promote.

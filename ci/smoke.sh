@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Every example and benchmark runs to its end, small.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. ci/environment.sh
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+step "example quickstart"
+cargo run --release -p quickstart
+step "example train-gpt: three element types, small"
+cargo run --release -p train-gpt -- --compare --steps 12 --layers 2 --width 32 --heads 2 --context 32 \
+  --out "$out/gpt"
+step "example train-gpt: stop and resume"
+cargo run --release -p train-gpt -- --steps 6 --layers 2 --width 32 --heads 2 --context 32 \
+  --accumulation 2 --out "$out/resume"
+cargo run --release -p train-gpt -- --resume --out "$out/resume"
+step "example learner"
+root=$PWD
+(cd "$out" && cargo run --release --manifest-path "$root/Cargo.toml" -p learner --no-default-features \
+  --features flex)
+step "benchmark cpu_step"
+cargo bench -p burn-zero-offload --bench cpu_step -- 1000000
