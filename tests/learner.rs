@@ -110,8 +110,8 @@ struct Run<'a> {
 impl Run<'_> {
     fn launch(&self, model: Net, optimizer: ModuleOptimizer) -> Net {
         let schedule = LinearLrSchedulerConfig::new(1e-2, 1e-3, 40).init().unwrap();
-        // 28 items in batches of 4: seven batches, so windows of 4 end with a short one.
-        let mut training = SupervisedTraining::new(self.folder, loader(0..28), loader(50..58))
+        // 20 items in batches of 4: five batches, so windows of 4 end with a short one.
+        let mut training = SupervisedTraining::new(self.folder, loader(0..20), loader(50..54))
             .num_epochs(self.epochs)
             .grads_accumulation(self.accumulation)
             .with_default_checkpointers()

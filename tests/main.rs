@@ -9,6 +9,8 @@ mod common;
 
 mod accumulation;
 mod clones;
+mod element_types;
+mod frozen_parameters;
 mod learner;
 mod lora;
 mod memory;
@@ -17,3 +19,4 @@ mod parameters;
 mod parity_with_burn;
 mod recipes;
 mod records;
+mod refusals;

@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(actual.len(), expected.len());
         for (a, e) in actual.iter().zip(expected) {
             assert!(
-                (a - e).abs() <= tolerance,
+                (*a as f64 - e).abs() <= tolerance,
                 "{actual:?} against {expected:?}"
             );
         }
