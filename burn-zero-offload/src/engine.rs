@@ -124,13 +124,13 @@ impl Engine {
     /// Applies what the round collected for `slot` to its master weights and returns the new
     /// weights for the device. `weights` are returned as they are if nothing was collected.
     ///
-    /// `gradient` is what came through Burn's containers: a placeholder, or a
-    /// real gradient that reached the optimizer past the taps, which then counts as one more
-    /// contribution.
+    /// `gradient` is what came through Burn's containers: a placeholder, or a real gradient that
+    /// reached the optimizer past the taps, which then counts as one more contribution.
     ///
     /// # Panics
     ///
-    /// If a gradient of the round could not be read, with no weight changed.
+    /// If a gradient of the round could not be read, with no weight changed. If one came past the taps
+    /// that cannot be used: Burn shows those only one by one, so parameters before it are updated.
     pub(crate) fn update<const D: usize>(
         &self,
         slot: usize,
@@ -207,7 +207,7 @@ impl Engine {
         });
         or_panic(stored.map_err(|reason| {
             self.gradients.clear();
-            OffloadError::Download {
+            OffloadError::Gradient {
                 path: layout.path.clone(),
                 reason,
             }

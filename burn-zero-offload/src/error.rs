@@ -118,15 +118,27 @@ pub enum OffloadError {
         reason: String,
     },
 
-    /// A gradient could not be brought to the host, or is none.
+    /// A gradient could not be brought to the host.
     #[error(
-        "the gradient of `{path}` could not be taken: {reason}. No weight has changed and the gradients \
-         of this round are dropped"
+        "the gradient of `{path}` could not be read from the device: {reason}. No weight has changed \
+         and the gradients of this round are dropped"
     )]
     Download {
         /// Path of the parameter.
         path: String,
         /// What the backend said.
+        reason: String,
+    },
+
+    /// A gradient that reached the optimizer past the taps cannot be used.
+    #[error(
+        "the gradient given to `step` for `{path}` cannot be used: {reason}. Parameters before it in \
+         the model have been updated already; go back to an earlier clone or checkpoint"
+    )]
+    Gradient {
+        /// Path of the parameter.
+        path: String,
+        /// What is wrong with it.
         reason: String,
     },
 

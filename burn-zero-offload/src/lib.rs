@@ -84,8 +84,8 @@
 //! # Failures
 //!
 //! What a correct program can meet is an [`OffloadError`]. Burn's optimizer and record interfaces
-//! return no errors; one that happens there becomes a panic with the same sentence, and no weight has
-//! changed then. [`Offload::flush`] reports a failed download before `step` does. A panic in the
+//! return no errors; one that happens there becomes a panic with the same sentence. A failed download
+//! is noticed before any weight changes. [`Offload::flush`] reports a failed download before `step` does. A panic in the
 //! thread that reads gradients is caught and reported the same way.
 //!
 //! [arXiv 2101.06840]: https://arxiv.org/abs/2101.06840

@@ -110,11 +110,9 @@ impl Drop for Reader {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // The last handle may be dropped by a job, on the reader's own thread.
-            if thread.thread().id() != std::thread::current().id() {
-                // Jobs are run under `catch_unwind`: there is no panic to pass on.
-                let _ = thread.join();
-            }
+            // Jobs run under `catch_unwind`: there is no panic to pass on. They hold nothing that
+            // owns a reader, so this is never the reader's own thread.
+            let _ = thread.join();
         }
     }
 }
