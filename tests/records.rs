@@ -203,11 +203,13 @@ fn going_back_to_an_earlier_optimizer_record_forgets_later_state() {
         let mut plain_optimizer = adamw().init();
         let model = run(model, &mut optimizer);
         let plain = run(Net::new(1, &device), &mut plain_optimizer);
-        let (early, plain_early) = (optimizer.to_record(), plain_optimizer.to_record());
+        // As bytes at once: a record of Burn's own optimizer reads the device when it is looked at.
+        let early = optimizer.into_bytes().unwrap();
+        let plain_early = plain_optimizer.into_bytes().unwrap();
         let model = train(model, &mut optimizer, 0..3);
         let plain = train(plain, &mut plain_optimizer, 0..3);
-        let mut optimizer = optimizer.load_record(early);
-        let mut plain_optimizer = plain_optimizer.load_record(plain_early);
+        let mut optimizer = optimizer.from_bytes(early).unwrap();
+        let mut plain_optimizer = plain_optimizer.from_bytes(plain_early).unwrap();
         let model = train(model, &mut optimizer, 3..5);
         let plain = train(plain, &mut plain_optimizer, 3..5);
         assert_models_close(&model, &plain, 1e-6, 1e-6);
