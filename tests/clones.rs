@@ -6,26 +6,10 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_zero_offload::{Offload, WithOffload};
 
-use crate::common::{assert_models_close, config, devices, param, read, step, tensor, weights};
+use crate::common::layer::{layer, loss};
+use crate::common::{assert_models_close, config, devices, read, step, tensor, weights};
 
 const LR: f64 = 1e-2;
-
-fn layer(device: &Device) -> Linear {
-    Linear {
-        weight: param([4, 4], 1, device),
-        bias: Some(param([4], 2, device)),
-    }
-}
-
-fn loss(model: &Linear) -> Tensor<1> {
-    let weight = model.weight.val();
-    let x = tensor([3, 4], 5, &weight.device()).cast(FloatDType::from(weight.dtype()));
-    model
-        .forward(x)
-        .cast(FloatDType::F32)
-        .powf_scalar(2.0)
-        .mean()
-}
 
 fn adamw() -> AdamWConfig {
     AdamWConfig::new().with_weight_decay(0.1)
@@ -34,14 +18,14 @@ fn adamw() -> AdamWConfig {
 fn offloaded(dtype: FloatDType, device: &Device) -> (Linear, Offload) {
     adamw()
         .with_offload(config(dtype))
-        .init(layer(device))
+        .init(layer(1, device))
         .unwrap()
 }
 
 fn record_values(model: &Linear) -> Vec<f32> {
     let device = Device::flex();
     read(
-        &layer(&device)
+        &layer(1, &device)
             .load_record(model.clone().into_record())
             .weight
             .val(),
@@ -95,7 +79,7 @@ fn stepping_an_older_clone_continues_from_its_values() {
     for device in devices() {
         let (mut model, offload) = offloaded(FloatDType::F32, &device);
         let mut optimizer = offload.optimizer();
-        let (mut reference, mut plain) = (layer(&device), adamw().init());
+        let (mut reference, mut plain) = (layer(1, &device), adamw().init());
         let (older, reference_older) = (model.clone(), reference.clone());
         for _ in 0..2 {
             let (a, b) = (loss(&model), loss(&reference));
@@ -127,7 +111,7 @@ fn loading_into_an_older_clone_continues_from_the_record() {
         let kept = weights(&model);
         let back = older.load_record(start);
         assert_eq!(weights(&model), kept);
-        assert_eq!(record_values(&back), read(&layer(&device).weight.val()));
+        assert_eq!(record_values(&back), read(&layer(1, &device).weight.val()));
         let loss = loss(&back);
         let stepped = step(&mut optimizer, LR, back.clone(), loss);
         assert_ne!(weights(&stepped), weights(&back));
@@ -146,7 +130,7 @@ fn edited_weights_are_where_the_next_step_starts() {
     for device in devices() {
         let (mut model, offload) = offloaded(FloatDType::F32, &device);
         let mut optimizer = offload.optimizer();
-        let (mut reference, mut plain) = (layer(&device), adamw().init());
+        let (mut reference, mut plain) = (layer(1, &device), adamw().init());
         for _ in 0..2 {
             let (a, b) = (loss(&model), loss(&reference));
             model = step(&mut optimizer, LR, model, a).map(&mut Clamp);
@@ -221,7 +205,7 @@ fn a_cloned_optimizer_continues_the_same_state() {
         let (mut model, offload) = offloaded(FloatDType::F32, &device);
         let mut turns = [offload.optimizer(), offload.optimizer()];
         turns[1] = turns[0].clone();
-        let (mut reference, mut plain) = (layer(&device), adamw().init());
+        let (mut reference, mut plain) = (layer(1, &device), adamw().init());
         for i in 0..4 {
             let (a, b) = (loss(&model), loss(&reference));
             model = step(&mut turns[i % 2], LR, model, a);

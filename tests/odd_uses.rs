@@ -4,39 +4,14 @@
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
 use burn::nn::Linear;
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, FloatDType, Tensor};
-use burn_zero_offload::{Offload, OffloadConfig, WithOffload};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams};
+use burn::tensor::{Device, FloatDType};
+use burn_zero_offload::{OffloadConfig, WithOffload};
 
-use crate::common::{assert_models_close, config, devices, param, read, step, tensor, weights};
+use crate::common::layer::{layer, loss, offloaded};
+use crate::common::{assert_models_close, config, devices, read, step, tensor, weights};
 
 const LR: f64 = 1e-2;
-
-fn layer(seed: u64, device: &Device) -> Linear {
-    Linear {
-        weight: param([4, 4], seed, device),
-        bias: Some(param([4], seed + 1, device)),
-    }
-}
-
-fn loss(model: &Linear) -> Tensor<1> {
-    let weight = model.weight.val();
-    let x = tensor([3, 4], 5, &weight.device()).cast(FloatDType::from(weight.dtype()));
-    model
-        .forward(x)
-        .cast(FloatDType::F32)
-        .powf_scalar(2.0)
-        .mean()
-}
-
-fn offloaded(device: &Device) -> (Linear, Offload, ModuleOptimizer) {
-    let (model, offload) = AdamWConfig::new()
-        .with_offload(config(FloatDType::F32))
-        .init(layer(1, device))
-        .unwrap();
-    let optimizer = offload.optimizer();
-    (model, offload, optimizer)
-}
 
 /// Left out, the element type is the best the device computes in.
 #[test]

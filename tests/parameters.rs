@@ -18,7 +18,7 @@ fn adamw() -> AdamWConfig {
 
 /// Trains `model` offloaded in f32 and with Burn's optimizer, and compares.
 #[track_caller]
-fn equals_burn<M: Module>(model: M, steps: usize, loss: impl Fn(&M) -> Tensor<1>) -> M {
+fn assert_equals_burn<M: Module>(model: M, steps: usize, loss: impl Fn(&M) -> Tensor<1>) -> M {
     let mut reference = model.clone();
     let (mut offloaded, offload) = adamw()
         .with_offload(config(FloatDType::F32))
@@ -58,7 +58,7 @@ fn all_fifteen_elements_of_a_three_by_five_parameter_change() {
     for device in devices() {
         let model = One::new([3, 5], &device);
         let before = read(&model.weight.val());
-        let after = equals_burn(model, 1, |m| m.loss());
+        let after = assert_equals_burn(model, 1, |m| m.loss());
         let after = read(&after.weight.val());
         assert!(
             before.iter().zip(&after).all(|(b, a)| b != a),
@@ -70,22 +70,22 @@ fn all_fifteen_elements_of_a_three_by_five_parameter_change() {
 #[test]
 fn ranks_one_to_eight() {
     for device in devices() {
-        equals_burn(One::new([5], &device), 3, |m| m.loss());
-        equals_burn(One::new([3, 2], &device), 3, |m| m.loss());
-        equals_burn(One::new([3, 2, 2], &device), 3, |m| m.loss());
-        equals_burn(One::new([2, 1, 3, 2], &device), 3, |m| m.loss());
-        equals_burn(One::new([2, 1, 3, 2, 1], &device), 3, |m| m.loss());
-        equals_burn(One::new([2, 1, 3, 1, 1, 2], &device), 3, |m| m.loss());
-        equals_burn(One::new([2, 1, 1, 2, 1, 2, 1], &device), 3, |m| m.loss());
-        equals_burn(One::new([2, 1, 1, 2, 1, 1, 1, 3], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([5], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([3, 2], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([3, 2, 2], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([2, 1, 3, 2], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([2, 1, 3, 2, 1], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([2, 1, 3, 1, 1, 2], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([2, 1, 1, 2, 1, 2, 1], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([2, 1, 1, 2, 1, 1, 1, 3], &device), 3, |m| m.loss());
     }
 }
 
 #[test]
 fn a_single_element() {
     for device in devices() {
-        equals_burn(One::new([1], &device), 3, |m| m.loss());
-        equals_burn(One::new([1, 1, 1], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([1], &device), 3, |m| m.loss());
+        assert_equals_burn(One::new([1, 1, 1], &device), 3, |m| m.loss());
     }
 }
 
@@ -156,17 +156,17 @@ fn a_parameter_unused_in_a_step_does_not_move() {
 #[test]
 fn gradients_that_are_not_contiguous() {
     for device in devices() {
-        equals_burn(One::new([3, 5], &device), 2, |m| {
+        assert_equals_burn(One::new([3, 5], &device), 2, |m| {
             let x = tensor([5, 3], 9, &device);
             (m.weight.val().transpose() * x).sum()
         });
-        equals_burn(One::new([3, 5], &device), 2, |m| {
+        assert_equals_burn(One::new([3, 5], &device), 2, |m| {
             m.weight.val().slice([1..3, 0..4]).powf_scalar(2.0).sum()
         });
-        equals_burn(One::new([3, 1], &device), 2, |m| {
+        assert_equals_burn(One::new([3, 1], &device), 2, |m| {
             (m.weight.val().expand([3, 7]) * tensor([3, 7], 4, &device)).sum()
         });
-        equals_burn(One::new([2, 3, 4], &device), 2, |m| {
+        assert_equals_burn(One::new([2, 3, 4], &device), 2, |m| {
             (m.weight.val().permute([2, 0, 1]) * tensor([4, 2, 3], 4, &device)).sum()
         });
     }
@@ -211,7 +211,7 @@ impl Tied {
 #[test]
 fn a_tied_embedding_and_a_layer_called_twice() {
     for device in devices() {
-        equals_burn(Tied::new(&device), 5, Tied::loss);
+        assert_equals_burn(Tied::new(&device), 5, Tied::loss);
         let model = Tied::new(&device);
         let (model, offload) = adamw()
             .with_offload(config(FloatDType::BF16))

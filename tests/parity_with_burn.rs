@@ -55,7 +55,7 @@ fn tokens(shift: usize, device: &Device) -> Tensor<2, Int> {
 
 /// Training next to Burn's optimizer, every weight within 1e-6 absolute plus 1e-6 relative.
 #[track_caller]
-fn follows_burn(
+fn assert_follows_burn(
     device: &Device,
     steps: usize,
     offloaded: impl WithOffload,
@@ -79,8 +79,8 @@ fn follows_burn(
 /// 50 steps on Flex. The rules run on the host whatever the device is; `on_every_device` is the test
 /// that devices make no difference.
 #[track_caller]
-fn follows_burn_on_flex(offloaded: impl WithOffload, plain: ModuleOptimizer) {
-    follows_burn(&Device::flex().autodiff(), 50, offloaded, plain);
+fn assert_follows_burn_on_flex(offloaded: impl WithOffload, plain: ModuleOptimizer) {
+    assert_follows_burn(&Device::flex().autodiff(), 50, offloaded, plain);
 }
 
 /// A matrix product takes CubeCL's CPU runtime a tenth of a second on two cores: a few steps there.
@@ -88,19 +88,19 @@ fn follows_burn_on_flex(offloaded: impl WithOffload, plain: ModuleOptimizer) {
 fn on_every_device() {
     let c = AdamWConfig::new().with_weight_decay(0.1).with_amsgrad(true);
     for device in devices() {
-        follows_burn(&device, 6, c.clone(), c.init());
+        assert_follows_burn(&device, 6, c.clone(), c.init());
     }
 }
 
 #[test]
 fn adamw() {
     let c = AdamWConfig::new().with_weight_decay(0.1);
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
 fn adamw_with_its_defaults() {
-    follows_burn_on_flex(AdamWConfig::new(), AdamWConfig::new().init());
+    assert_follows_burn_on_flex(AdamWConfig::new(), AdamWConfig::new().init());
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn adamw_with_other_decay_rates_and_epsilon() {
         .with_beta_1(0.8)
         .with_beta_2(0.95)
         .with_epsilon(1e-3);
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
@@ -117,30 +117,30 @@ fn adamw_with_cautious_weight_decay() {
     let c = AdamWConfig::new()
         .with_weight_decay(0.5)
         .with_cautious_weight_decay(true);
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
 fn adamw_with_amsgrad() {
     let c = AdamWConfig::new().with_amsgrad(true);
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
 fn adamw_with_clipping_by_norm() {
     let c = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(0.02)));
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
 fn adamw_with_clipping_by_value() {
     let c = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Value(0.003)));
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 #[test]
 fn adam() {
-    follows_burn_on_flex(AdamConfig::new(), AdamConfig::new().init());
+    assert_follows_burn_on_flex(AdamConfig::new(), AdamConfig::new().init());
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn adam_with_an_l2_penalty_and_amsgrad() {
     let c = AdamConfig::new()
         .with_weight_decay(Some(WeightDecayConfig::new(0.05)))
         .with_amsgrad(true);
-    follows_burn_on_flex(c.clone(), c.init());
+    assert_follows_burn_on_flex(c.clone(), c.init());
 }
 
 /// acceptance.md, parameters 53 and learning rate 82: each group follows its own decay and rate,

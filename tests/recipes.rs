@@ -20,7 +20,7 @@ use crate::common::{config, devices, step, tensor};
 /// Trains until the loss has fallen to under half on Flex. On CubeCL's CPU runtime, where a matrix
 /// product takes a tenth of a second on two cores, three steps have to lower it.
 #[track_caller]
-fn learns<M: Module>(
+fn assert_learns<M: Module>(
     model: M,
     dtype: FloatDType,
     steps: usize,
@@ -77,7 +77,7 @@ fn a_cnn_on_float_images() {
             let brightness = labels.clone().float().reshape([6, 1, 1, 1]);
             let images = (tensor([6, 1, 6, 6], 3, &device) * 0.3 + brightness).cast(dtype);
             let criterion = CrossEntropyLossConfig::new().init(&device);
-            let model = learns(Cnn::new(&device), dtype, 60, |m| {
+            let model = assert_learns(Cnn::new(&device), dtype, 60, |m| {
                 criterion.forward(
                     m.forward(images.clone()).cast(FloatDType::F32),
                     labels.clone(),
@@ -132,7 +132,7 @@ fn a_transformer_with_rotary_encoding() {
         let dtype = FloatDType::BF16;
         let x = tensor([3, 6, 8], 4, &device).cast(dtype);
         let target = tensor([3, 6, 8], 5, &device).cast(dtype);
-        learns(Rotary::new(&device), dtype, 60, |m| {
+        assert_learns(Rotary::new(&device), dtype, 60, |m| {
             let error = m.forward(x.clone()) - target.clone();
             error.cast(FloatDType::F32).powf_scalar(2.0).mean()
         });
@@ -155,7 +155,7 @@ fn an_mlp_in_f32() {
         };
         let x = tensor([16, 4], 1, &device);
         let target = tensor([16, 2], 2, &device);
-        let model = learns(model, FloatDType::F32, 80, |m| {
+        let model = assert_learns(model, FloatDType::F32, 80, |m| {
             let h = m.b.forward(m.a.forward(x.clone()).tanh());
             (h - target.clone()).powf_scalar(2.0).mean()
         });

@@ -2,39 +2,14 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer};
+use burn::optim::{AdamConfig, AdamWConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_zero_offload::{Offload, OffloadConfig, OffloadError, SimdLevel, WithOffload};
+use burn_zero_offload::{OffloadConfig, OffloadError, SimdLevel, WithOffload};
 
-use crate::common::{config, devices, param, step, tensor, weights};
+use crate::common::layer::{layer, loss, offloaded};
+use crate::common::{config, devices, step, tensor, weights};
 
 const LR: f64 = 1e-2;
-
-fn layer(seed: u64, device: &Device) -> Linear {
-    Linear {
-        weight: param([4, 4], seed, device),
-        bias: Some(param([4], seed + 1, device)),
-    }
-}
-
-fn loss(model: &Linear) -> Tensor<1> {
-    let weight = model.weight.val();
-    let x = tensor([3, 4], 5, &weight.device()).cast(FloatDType::from(weight.dtype()));
-    model
-        .forward(x)
-        .cast(FloatDType::F32)
-        .powf_scalar(2.0)
-        .mean()
-}
-
-fn offloaded(device: &Device) -> (Linear, Offload, ModuleOptimizer) {
-    let (model, offload) = AdamWConfig::new()
-        .with_offload(config(FloatDType::F32))
-        .init(layer(1, device))
-        .unwrap();
-    let optimizer = offload.optimizer();
-    (model, offload, optimizer)
-}
 
 /// The message `use_it` panics with.
 #[track_caller]

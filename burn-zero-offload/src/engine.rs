@@ -206,7 +206,8 @@ impl Engine {
             store(&self.gradients, layout, slot, data)
         });
         or_panic(stored.map_err(|reason| {
-            self.gradients.clear();
+            // Waits for those still on their way: they must not turn up in the next round.
+            self.discard_gradients();
             OffloadError::Gradient {
                 path: layout.path.clone(),
                 reason,

@@ -1,5 +1,7 @@
 //! Devices, small models and exact comparisons.
 
+pub mod layer;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};

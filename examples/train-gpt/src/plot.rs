@@ -210,8 +210,10 @@ mod tests {
 
     #[test]
     fn one_step_and_none_can_be_drawn() {
-        loss_curves(&[("a", &history(&[3.0]))]);
-        loss_curves(&[("a", &history(&[]))]);
+        for losses in [&[3.0][..], &[]] {
+            let svg = loss_curves(&[("a", &history(losses))]);
+            assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{svg}");
+        }
     }
 
     #[test]
