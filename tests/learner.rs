@@ -8,7 +8,7 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn::train::checkpoint::KeepLastNCheckpoints;
@@ -19,7 +19,7 @@ use burn::train::{
 };
 use burn_zero_offload::WithOffload;
 
-use crate::common::{assert_models_close, config, devices, values, weights};
+use crate::common::{assert_models_close, config, devices, param, values, weights};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -29,14 +29,15 @@ struct Net {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        device.clone().inner().seed(21);
-        let net = Self {
-            a: LinearConfig::new(3, 8).init(device),
-            b: LinearConfig::new(8, 2).init(device),
+        // Drawn from no generator: a device's is shared by all threads, and tests run side by side.
+        let layer = |shape: [usize; 2], seed| Linear {
+            weight: param(shape, seed, device),
+            bias: Some(param([shape[1]], seed + 1, device)),
         };
-        // Draws the lazy parameters now, with this seed.
-        net.clone().into_record();
-        net
+        Self {
+            a: layer([3, 8], 21),
+            b: layer([8, 2], 23),
+        }
     }
 
     fn output(&self, batch: Batch) -> RegressionOutput {
