@@ -3,7 +3,7 @@
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::{Module, ParamGroup};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, LayerNorm, LayerNormConfig, Linear};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{
     AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer,
@@ -11,7 +11,7 @@ use burn::optim::{
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_zero_offload::{OffloadConfig, SimdLevel, WithOffload};
 
-use crate::common::{assert_models_close, config, devices, step};
+use crate::common::{assert_models_close, config, devices, param, step};
 
 /// A layer called twice, an embedding used at both ends, a norm, biases.
 #[derive(Module, Debug)]
@@ -24,16 +24,18 @@ struct Net {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        device.clone().inner().seed(7);
-        let net = Self {
-            embedding: EmbeddingConfig::new(11, 8).init(device),
-            norm: LayerNormConfig::new(8).init(device),
-            twice: LinearConfig::new(8, 8).init(device),
-            last: LinearConfig::new(8, 8).init(device),
+        let layer = |seed| Linear {
+            weight: param([8, 8], seed, device),
+            bias: Some(param([8], seed + 1, device)),
         };
-        // Lazy parameters of a clone would be drawn anew.
-        let _ = net.clone().into_record();
-        net
+        Self {
+            embedding: Embedding {
+                weight: param([11, 8], 1, device),
+            },
+            norm: LayerNormConfig::new(8).init(device),
+            twice: layer(2),
+            last: layer(4),
+        }
     }
 
     fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
