@@ -1,5 +1,5 @@
-//! Every way to use an offloaded model that is not the plain loop: what it does, or the sentence it
-//! is refused with.
+//! Ways to use an offloaded model that are not the plain loop, and what they do. Those that are refused
+//! are in `refusals.rs`.
 
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
