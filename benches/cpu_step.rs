@@ -126,7 +126,7 @@ fn main() {
     {
         let step = TileStep::new(simd);
         let seconds =
-            median(|| pool.install(|| step.update(state.moments(), view, &scalars, &mut image)));
+            median(|| pool.install(|| step.update(state.moments(), view, &scalars, image.as_mut())));
         rows.push((format!("step, {simd:?}"), seconds));
     }
 

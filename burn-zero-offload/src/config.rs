@@ -35,4 +35,29 @@ pub struct OffloadConfig {
     /// Instruction set of the CPU step. Left out, the fastest this machine has. All give the same
     /// bits; forcing one is for tests and measurements.
     pub simd: Option<SimdLevel>,
+
+    /// Bytes of gradients that may be on their way from the device to the host at once. Left out,
+    /// twice the largest parameter's gradient and at least 4 MiB; [`StepReport`](crate::StepReport)
+    /// shows it.
+    ///
+    /// A backward pass that is ahead of the downloads waits when it is used up, so the device never
+    /// holds more than this and one gradient besides. It must hold the largest parameter's gradient.
+    ///
+    /// The budget also bounds sums on the device. A parameter in half precision that is used three
+    /// times or more in a backward (a recurrent cell, a shared block), or twice in single precision,
+    /// is summed there in f32 and comes down once, if the sum fits into the budget beside the largest
+    /// gradient; otherwise, and always on Flex, every use comes down. A tied embedding (two uses)
+    /// comes down twice: 4 bytes either way.
+    pub in_flight: Option<usize>,
+
+    /// Elements per tile of an upload. Left out, 4 Mi elements.
+    ///
+    /// While one tile is on its way to the device the CPU step computes the next. Smaller parameters,
+    /// and all on Flex, go in one piece. Changes speed, never a bit of the result.
+    pub upload_tile: Option<usize>,
+
+    /// Bytes of pinned host memory that uploads may use. Left out, as many as four tiles take; 0
+    /// switches pinning off. With less than two tiles there is none. Changes speed, never a bit of
+    /// the result.
+    pub pinned: Option<usize>,
 }

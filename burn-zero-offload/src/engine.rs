@@ -9,26 +9,33 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::time::Instant;
+
 use burn::tensor::{Tensor, TensorData};
 use parking_lot::Mutex;
 
+use crate::boundary::{Boundaries, Boundary};
 use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
-use crate::download::Reader;
+use crate::download::{Arrived, Downloader, Handover};
 use crate::error::OffloadError;
-use crate::host::{GradientStore, HostGradient, SavedState, SlotState};
+use crate::host::{GradientStore, SavedState, SlotState};
+use crate::kernels::twin::count_non_finite_bytes;
 use crate::layout::SlotLayout;
 use crate::optimize::{DeviceImage, Precision, SimdLevel, TileStep, l2_norm};
-use crate::report::MemoryReport;
-use crate::upload::{self, AutodiffContext, StorageId};
+use crate::report::{MemoryReport, Meter, StepReport};
+use crate::upload::{self, AutodiffContext, StorageId, Target, UploadOptions, Uploader};
 
 /// The host side of an offloaded model. Shared by taps, record mappers and optimizers.
 pub(crate) struct Engine {
     id: u64,
     slots: Vec<Slot>,
     gradients: Arc<GradientStore>,
-    reader: Reader,
+    downloader: Downloader,
+    uploader: Uploader,
     pool: rayon::ThreadPool,
     step: TileStep,
+    meter: Arc<Meter>,
+    boundaries: Boundaries,
     /// Slots that got state from an optimizer record since the last update.
     restored: Mutex<HashSet<usize>>,
 }
@@ -58,31 +65,74 @@ impl Slot {
     }
 }
 
+/// What a user may choose about an engine; `None` everywhere is the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EngineOptions {
+    /// Threads of the CPU step.
+    pub(crate) threads: Option<usize>,
+    /// Bytes of gradients in flight.
+    pub(crate) in_flight: Option<usize>,
+    /// How weights are sent.
+    pub(crate) upload: UploadOptions,
+}
+
+/// Bytes that may be in flight at least: a few packs of small gradients.
+const IN_FLIGHT: usize = 4 << 20;
+
 impl Engine {
-    /// An engine for `slots`; `threads` of `None` uses what rayon finds.
+    /// An engine for `slots`, whose weights are on the device of `target`.
     pub(crate) fn new(
         slots: Vec<Slot>,
-        threads: Option<usize>,
+        target: &Target,
+        options: EngineOptions,
         simd: SimdLevel,
     ) -> Result<Self, OffloadError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let threads = |reason: String| OffloadError::Threads { reason };
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.unwrap_or(0))
+            .num_threads(options.threads.unwrap_or(0))
             .thread_name(|index| format!("offload-step-{index}"))
             .build()
-            .map_err(|error| OffloadError::Threads {
-                reason: error.to_string(),
-            })?;
-        let reader = Reader::start().map_err(|error| OffloadError::Threads {
-            reason: error.to_string(),
-        })?;
+            .map_err(|error| threads(error.to_string()))?;
+
+        let layouts = slots.iter().map(|slot| &slot.layout);
+        let largest = layouts.clone().max_by_key(|layout| layout.device_bytes());
+        let needed = largest.map_or(0, |layout| layout.device_bytes());
+        let budget = options.in_flight.unwrap_or(IN_FLIGHT.max(2 * needed));
+        if budget < needed {
+            return Err(OffloadError::BudgetTooSmall {
+                budget,
+                path: largest.map_or_else(String::new, |layout| layout.path.clone()),
+                needed,
+            });
+        }
+
+        let boundaries = Boundaries::current();
+        let parameters = layouts.map(|layout| (layout.len(), layout.precision));
+        let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
+            .map_err(|error| threads(error.to_string()))?;
+        let (pinned_up, pinning) = uploader.pinning();
+        let meter = Arc::new(Meter::new(StepReport {
+            in_flight_budget: budget,
+            pinned_up,
+            pinning: pinning.to_string(),
+            ..Default::default()
+        }));
+        let gradients = Arc::new(GradientStore::new(slots.len()));
+        let deliver = Box::new(deliver(&slots, &gradients, &meter, &boundaries));
+        let downloader =
+            Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
+                .map_err(|error| threads(error.to_string()))?;
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            gradients: Arc::new(GradientStore::new(slots.len())),
             slots,
-            reader,
+            gradients,
+            downloader,
+            uploader,
             pool,
             step: TileStep::new(simd),
+            meter,
+            boundaries,
             restored: Mutex::default(),
         })
     }
@@ -106,7 +156,7 @@ impl Engine {
     /// Waits until every gradient handed over is on the host. If one did not make it, the
     /// gradients of the round are dropped: a part of them must not be applied.
     pub(crate) fn finish_downloads(&self) -> Result<(), OffloadError> {
-        self.reader.finish().map_err(|failure| {
+        self.downloader.finish().map_err(|failure| {
             self.gradients.clear();
             OffloadError::Download {
                 path: self.slots[failure.slot].layout.path.clone(),
@@ -117,7 +167,7 @@ impl Engine {
 
     /// Drops the gradients of the round, failed ones included.
     pub(crate) fn discard_gradients(&self) {
-        let _dropped_with_the_rest = self.reader.finish();
+        let _dropped_with_the_rest = self.downloader.finish();
         self.gradients.clear();
     }
 
@@ -147,7 +197,9 @@ impl Engine {
             layout.path
         );
         self.add_if_real(slot, gradient);
+        let started = Instant::now();
         or_panic(self.finish_downloads());
+        self.meter.stepping(started.elapsed());
         self.start_fresh_where_a_record_had_nothing();
         let Some(gradient) = self.gradients.take(slot) else {
             return weights;
@@ -158,26 +210,44 @@ impl Engine {
         if let Some(values) = or_panic(foreign(layout, state, on_device, &weights)) {
             state.arena.master.copy_from_slice(&values);
         }
-        let device = weights.device();
+        let target = Target::of(&weights);
         // Frees the old weights before the new ones are allocated, if nobody else holds them.
         drop(weights);
 
         state.time += 1;
-        let mut image = DeviceImage::zeroed(layout.precision, layout.len());
+        let mut upload = self.uploader.begin(target, slot, shape, layout.precision);
         gradient.with_view(|view| {
-            self.pool.install(|| {
-                let norm = if layout.rule.needs_norm() {
-                    l2_norm(&view)
-                } else {
-                    0.0
-                };
-                let scalars = layout.rule.scalars(state.time, lr, norm);
-                self.step
-                    .update(state.moments(), view, &scalars, &mut image);
-            })
+            let norm = if layout.rule.needs_norm() {
+                self.pool.install(|| l2_norm(&view))
+            } else {
+                0.0
+            };
+            let scalars = layout.rule.scalars(state.time, lr, norm);
+            let mut moments = state.moments();
+            for (tile, range) in upload.tiles().into_iter().enumerate() {
+                // Only tests have something to say here, and only by delay.
+                let _ = self.boundaries.pass(Boundary::Stepped { slot, tile });
+                let (state, view) = (moments.slice(range.clone()), view.slice(range.clone()));
+                let poison = |buffer: &mut [u8]| self.boundaries.poison(buffer);
+                upload.tile(range, poison, |image| {
+                    let update = || self.step.update(state, view, &scalars, image);
+                    self.pool.install(update);
+                });
+            }
         });
-        let updated = upload::to_device(image, shape, &device);
+        self.gradients.recycle(slot, gradient);
+        let sent = upload.finish();
+        // The masters have changed: whatever the model holds from here on, it is not their image
+        // unless this upload is.
+        *on_device = None;
+        let (updated, sent) = or_panic(sent.map_err(|reason| OffloadError::Upload {
+            path: layout.path.clone(),
+            reason,
+        }));
+        self.meter
+            .uploaded(layout.device_bytes(), sent.transfers, sent.waited);
         *on_device = StorageId::of(&updated);
+        let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         updated
     }
 
@@ -203,7 +273,7 @@ impl Engine {
                         .into(),
                 );
             }
-            store(&self.gradients, layout, slot, data)
+            self.store(slot, data)
         });
         or_panic(stored.map_err(|reason| {
             // Waits for those still on their way: they must not turn up in the next round.
@@ -213,6 +283,19 @@ impl Engine {
                 reason,
             }
         }));
+    }
+
+    /// Puts a gradient that came past the taps into the store.
+    fn store(&self, slot: usize, data: TensorData) -> Result<(), String> {
+        let (precision, data) = match upload::to_precision(data.dtype()) {
+            Some(precision) => (precision, data),
+            None => (Precision::F32, data.convert::<f32>()),
+        };
+        let bytes = data.as_bytes();
+        self.meter
+            .non_finite(count_non_finite_bytes(bytes, precision) as u64);
+        self.gradients.add(slot, precision, bytes, |_| ());
+        Ok(())
     }
 
     /// The value of a parameter for a record, in `f32`, on the host.
@@ -285,9 +368,17 @@ impl Engine {
         }
     }
 
+    /// What the last round moved.
+    pub(crate) fn report(&self) -> StepReport {
+        self.meter.report()
+    }
+
     pub(crate) fn memory(&self) -> MemoryReport {
         let mut report = MemoryReport {
             host_gradients: self.gradients.bytes(),
+            host_gradient_buffers: self.gradients.capacity(),
+            in_flight_budget: self.downloader.limit(),
+            pinned: self.uploader.pinning().0,
             ..Default::default()
         };
         for Slot { layout, held } in &self.slots {
@@ -317,41 +408,43 @@ impl GradientSink for Engine {
         self.id
     }
 
-    fn arrived(&self, slot: usize, gradient: DeviceGradient) {
-        let layout = self.slots[slot].layout.clone();
-        let gradients = self.gradients.clone();
-        let job = move || {
-            let data = gradient();
-            data.and_then(|data| store(&gradients, &layout, slot, data))
-        };
-        self.reader.hand_over(slot, Box::new(job));
+    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize) {
+        self.downloader.hand_over(Handover {
+            slot,
+            precision: self.slots[slot].layout.precision,
+            remaining,
+            gradient,
+        });
     }
 }
 
-/// Puts a gradient that is on the host into the store.
-fn store(
-    gradients: &GradientStore,
-    layout: &SlotLayout,
-    slot: usize,
-    data: TensorData,
-) -> Result<(), String> {
-    let dtype = data.dtype();
-    let (precision, bytes) = match upload::to_precision(dtype) {
-        Some(precision) => (precision, data.into_parts().0),
-        None => (
-            Precision::F32,
-            burn::tensor::Bytes::from_elems(upload::as_f32(data)?),
-        ),
-    };
-    let gradient = HostGradient { precision, bytes };
-    if gradient.len() != layout.len() {
-        let (got, expected) = (gradient.len(), layout.len());
-        return Err(format!(
-            "it has {got} elements of {dtype:?}, the parameter has {expected}"
-        ));
+/// What the download station does with a gradient that has arrived.
+fn deliver(
+    slots: &[Slot],
+    gradients: &Arc<GradientStore>,
+    meter: &Arc<Meter>,
+    boundaries: &Boundaries,
+) -> impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + use<> {
+    let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
+    let (gradients, meter, boundaries) = (gradients.clone(), meter.clone(), boundaries.clone());
+    move |arrived| {
+        let Arrived {
+            slot,
+            precision,
+            bytes,
+            non_finite,
+        } = arrived;
+        let (got, expected) = (bytes.len(), lens[slot] * precision.size());
+        if got != expected {
+            return Err(format!(
+                "it has {got} bytes of {precision:?}, the parameter needs {expected}"
+            ));
+        }
+        boundaries.pass(Boundary::Stored { slot })?;
+        meter.non_finite(non_finite);
+        gradients.add(slot, precision, bytes, |memory| boundaries.poison(memory));
+        Ok(())
     }
-    gradients.add(slot, gradient);
-    Ok(())
 }
 
 /// The values of `weights` in `f32`, if they are not the image of the master weights: the model

@@ -118,6 +118,20 @@ pub enum OffloadError {
         reason: String,
     },
 
+    /// The in-flight budget cannot hold the largest gradient.
+    #[error(
+        "the in-flight budget is {budget} bytes, but the gradient of `{path}` takes {needed}. Give \
+         `OffloadConfig::with_in_flight` at least that, or leave it out"
+    )]
+    BudgetTooSmall {
+        /// The budget asked for, in bytes.
+        budget: usize,
+        /// Path of the parameter with the largest gradient.
+        path: String,
+        /// Bytes its gradient takes.
+        needed: usize,
+    },
+
     /// A gradient could not be brought to the host.
     #[error(
         "the gradient of `{path}` could not be read from the device: {reason}. No weight has changed \
@@ -139,6 +153,18 @@ pub enum OffloadError {
         /// Path of the parameter.
         path: String,
         /// What is wrong with it.
+        reason: String,
+    },
+
+    /// Updated weights could not be sent to the device.
+    #[error(
+        "the weights of `{path}` could not be sent to the device: {reason}. Parameters before it in \
+         the model have been updated already; go back to an earlier clone or checkpoint"
+    )]
+    Upload {
+        /// Path of the parameter.
+        path: String,
+        /// What went wrong.
         reason: String,
     },
 

@@ -28,4 +28,9 @@ impl SlotLayout {
     pub(crate) fn len(&self) -> usize {
         self.shape.num_elements()
     }
+
+    /// Bytes of its weights, and of one gradient, on the device.
+    pub(crate) fn device_bytes(&self) -> usize {
+        self.len() * self.precision.size()
+    }
 }

@@ -91,15 +91,18 @@
 //! [arXiv 2101.06840]: https://arxiv.org/abs/2101.06840
 //! [Burn]: https://burn.dev
 
+mod boundary;
 mod capture;
 mod config;
 mod download;
 mod engine;
 mod error;
 mod host;
+mod kernels;
 mod layout;
 pub mod optimize;
 mod optimizer;
+mod panics;
 mod report;
 mod upload;
 
@@ -107,4 +110,4 @@ pub use config::OffloadConfig;
 pub use error::OffloadError;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
-pub use report::MemoryReport;
+pub use report::{MemoryReport, StepReport};

@@ -15,8 +15,9 @@ mod sink;
 mod tap;
 
 pub(crate) use placeholder::placeholder_shape;
+pub(crate) use readout::DeviceGradient;
 pub(crate) use reparameterization::{GradientTap, TAP_NAME};
-pub(crate) use sink::{DeviceGradient, GradientSink, TapTarget};
+pub(crate) use sink::{GradientSink, TapTarget};
 
 #[cfg(test)]
 mod order_tests;

@@ -2,16 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-
-use burn::tensor::TensorData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::placeholder::Placeholder;
-
-/// A gradient that still lives on the device: the way to read it.
-///
-/// Blocks until the gradient is on the host. May run on any thread, once; dropping it unread frees
-/// the gradient. An error is what the backend said.
-pub(crate) type DeviceGradient = Box<dyn FnOnce() -> Result<TensorData, String> + Send>;
+use super::readout::DeviceGradient;
 
 /// Where taps hand their gradients.
 pub(crate) trait GradientSink: Send + Sync {
@@ -20,7 +14,10 @@ pub(crate) trait GradientSink: Send + Sync {
 
     /// Takes over the gradient of one use of the parameter in `slot`. May block until there is
     /// room; that is what holds backward back.
-    fn arrived(&self, slot: usize, gradient: DeviceGradient);
+    ///
+    /// `remaining` counts the uses of the parameter in graphs that are recorded and have not run
+    /// backward: so many gradients may follow, or fewer if a graph is dropped.
+    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize);
 }
 
 /// The place a tap feeds: a slot of a sink.
@@ -32,7 +29,11 @@ pub(crate) struct TapTarget {
     pub(super) slot: usize,
     /// What the parameter's leaf holds instead of a gradient, made once.
     pub(super) placeholder: Placeholder,
+    uses: Arc<AtomicUsize>,
 }
+
+/// One use of a parameter in a recorded graph, counted while this lives.
+pub(super) struct Use(Arc<AtomicUsize>);
 
 impl TapTarget {
     pub(crate) fn new(sink: Arc<dyn GradientSink>, slot: usize) -> Self {
@@ -40,7 +41,25 @@ impl TapTarget {
             sink,
             slot,
             placeholder: Placeholder::default(),
+            uses: Arc::default(),
         }
+    }
+
+    /// Counts one more use.
+    pub(super) fn record_use(&self) -> Arc<Use> {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Use(self.uses.clone()))
+    }
+
+    /// Uses recorded whose graphs have not run backward.
+    pub(super) fn uses(&self) -> usize {
+        self.uses.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

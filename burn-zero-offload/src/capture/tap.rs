@@ -13,7 +13,7 @@ use burn::backend::{Autodiff, TensorMetadata};
 use super::ladder;
 use super::ops::TapOps;
 use super::readout::Readout;
-use super::sink::TapTarget;
+use super::sink::{TapTarget, Use};
 
 #[derive(Debug)]
 struct Tap;
@@ -22,6 +22,7 @@ struct Tap;
 #[derive(Clone)]
 struct TapState {
     target: TapTarget,
+    this_use: Arc<Use>,
     _alive: Arc<()>,
 }
 
@@ -35,18 +36,19 @@ impl<B: Readout> Backward<B, 2> for Tap {
     type State = TapState;
 
     fn backward(self, ops: Ops<TapState, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let TapTarget {
-            sink,
-            slot,
-            placeholder,
-        } = &ops.state.target;
-        ladder::fired(sink.id());
+        let TapState {
+            target, this_use, ..
+        } = ops.state;
+        ladder::fired(target.sink.id());
+        drop(this_use);
         let gradient = grads.consume::<B>(&ops.node);
         if let [Some(leaf), _] = &ops.parents {
             let (shape, dtype, device) = (gradient.shape(), gradient.dtype(), gradient.device());
-            grads.register::<B>(leaf.id, placeholder.get::<B>(&shape, dtype, &device));
+            let placeholder = target.placeholder.get::<B>(&shape, dtype, &device);
+            grads.register::<B>(leaf.id, placeholder);
         }
-        sink.arrived(*slot, B::read_out(gradient));
+        let gradient = B::read_out(gradient);
+        target.sink.arrived(target.slot, gradient, target.uses());
     }
 }
 
@@ -58,6 +60,7 @@ impl<B: TapOps + Readout, C: CheckpointStrategy> TapOps for Autodiff<B, C> {
         match tap.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(
                 TapState {
+                    this_use: target.record_use(),
                     target,
                     _alive: step.alive,
                 },

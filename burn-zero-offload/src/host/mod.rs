@@ -4,7 +4,9 @@
 mod arena;
 mod gradients;
 mod state;
+mod tiles;
 
-pub(crate) use arena::Arena;
-pub(crate) use gradients::{GradientStore, HostGradient};
+pub(crate) use arena::{AlignedBuffer, Arena};
+pub(crate) use gradients::GradientStore;
 pub(crate) use state::{SavedState, SlotState};
+pub(crate) use tiles::{Tile, TileRing};

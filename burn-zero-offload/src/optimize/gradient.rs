@@ -16,7 +16,20 @@ pub enum GradientView<'a> {
     Bf16(&'a [bf16]),
 }
 
-impl GradientView<'_> {
+impl<'a> GradientView<'a> {
+    /// The elements of `range`.
+    ///
+    /// # Panics
+    ///
+    /// If `range` is out of bounds.
+    pub fn slice(&self, range: Range<usize>) -> GradientView<'a> {
+        match self {
+            Self::F32(g) => GradientView::F32(&g[range]),
+            Self::F16(g) => GradientView::F16(&g[range]),
+            Self::Bf16(g) => GradientView::Bf16(&g[range]),
+        }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {

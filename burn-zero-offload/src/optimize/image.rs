@@ -69,6 +69,61 @@ impl DeviceImage {
     }
 }
 
+impl DeviceImage {
+    /// Element type of the image.
+    pub fn precision(&self) -> Precision {
+        match self {
+            Self::F32(_) => Precision::F32,
+            Self::F16(_) => Precision::F16,
+            Self::Bf16(_) => Precision::Bf16,
+        }
+    }
+
+    /// The bytes of the image, to be overwritten.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(image) => bytemuck::cast_slice_mut(image),
+            Self::F16(image) => bytemuck::cast_slice_mut(image),
+            Self::Bf16(image) => bytemuck::cast_slice_mut(image),
+        }
+    }
+
+    /// The image as the step writes it.
+    pub fn as_mut(&mut self) -> ImageMut<'_> {
+        match self {
+            Self::F32(image) => ImageMut::F32(image),
+            Self::F16(image) => ImageMut::F16(image),
+            Self::Bf16(image) => ImageMut::Bf16(image),
+        }
+    }
+}
+
+/// An image, or a tile of one, that the step writes.
+#[derive(Debug)]
+pub enum ImageMut<'a> {
+    /// See [`Precision::F32`].
+    F32(&'a mut [f32]),
+    /// See [`Precision::F16`].
+    F16(&'a mut [f16]),
+    /// See [`Precision::Bf16`].
+    Bf16(&'a mut [bf16]),
+}
+
+impl<'a> ImageMut<'a> {
+    /// The elements that `bytes` holds.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is not aligned for the element type, or ends within an element.
+    pub fn of_bytes(precision: Precision, bytes: &'a mut [u8]) -> Self {
+        match precision {
+            Precision::F32 => Self::F32(bytemuck::cast_slice_mut(bytes)),
+            Precision::F16 => Self::F16(bytemuck::cast_slice_mut(bytes)),
+            Precision::Bf16 => Self::Bf16(bytemuck::cast_slice_mut(bytes)),
+        }
+    }
+}
+
 /// An element of an image.
 pub(super) trait Image: Copy + Send + Sync {
     /// Rounds a tile of master weights.

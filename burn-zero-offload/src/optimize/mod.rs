@@ -14,7 +14,7 @@ mod step;
 mod tiles;
 
 pub use gradient::GradientView;
-pub use image::{DeviceImage, Precision};
+pub use image::{DeviceImage, ImageMut, Precision};
 pub(crate) use norm::l2_norm;
 pub use rule::{Adam, GradientClip, StepScalars, WeightDecay};
 pub use simd::{SimdLevel, UnsupportedSimd};

@@ -1,11 +1,13 @@
 //! One parameter's update: tiles over threads, a vectorised loop within each tile.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::image::Image;
 use super::oracle::{self, Element};
-use super::{DeviceImage, GradientView, SimdLevel, StepScalars, TILE};
+use super::{GradientView, ImageMut, SimdLevel, StepScalars, TILE};
 
 /// The state of one parameter, borrowed for a step. All slices have the same length.
 #[derive(Debug)]
@@ -18,6 +20,22 @@ pub struct Moments<'a> {
     pub second: &'a mut [f32],
     /// Largest second moments so far, with AMSGrad.
     pub largest: Option<&'a mut [f32]>,
+}
+
+impl Moments<'_> {
+    /// The state of the elements in `range`.
+    ///
+    /// # Panics
+    ///
+    /// If `range` is out of bounds.
+    pub fn slice(&mut self, range: Range<usize>) -> Moments<'_> {
+        Moments {
+            master: &mut self.master[range.clone()],
+            first: &mut self.first[range.clone()],
+            second: &mut self.second[range.clone()],
+            largest: self.largest.as_deref_mut().map(|w| &mut w[range]),
+        }
+    }
 }
 
 /// How the update of a parameter is carried out; changes speed, never a bit of the result.
@@ -46,12 +64,12 @@ impl TileStep {
         state: Moments<'_>,
         gradient: GradientView<'_>,
         scalars: &StepScalars,
-        image: &mut DeviceImage,
+        image: ImageMut<'_>,
     ) {
         match image {
-            DeviceImage::F32(image) => self.run(state, gradient, scalars, image),
-            DeviceImage::F16(image) => self.run(state, gradient, scalars, image),
-            DeviceImage::Bf16(image) => self.run(state, gradient, scalars, image),
+            ImageMut::F32(image) => self.run(state, gradient, scalars, image),
+            ImageMut::F16(image) => self.run(state, gradient, scalars, image),
+            ImageMut::Bf16(image) => self.run(state, gradient, scalars, image),
         }
     }
 

@@ -9,11 +9,11 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use super::scan::{Scan, scan};
 use super::{Offload, OffloadOptimizerConfig};
 use crate::capture::{GradientTap, TapTarget};
-use crate::engine::{Engine, Slot};
+use crate::engine::{Engine, EngineOptions, Slot};
 use crate::error::OffloadError;
 use crate::layout::SlotLayout;
 use crate::optimize::{Adam, DeviceImage, Precision, SimdLevel, UnsupportedSimd};
-use crate::upload::{self, AutodiffContext, StorageId};
+use crate::upload::{self, AutodiffContext, StorageId, Target, UploadOptions};
 
 pub(super) fn install<M: Module>(
     config: OffloadOptimizerConfig,
@@ -37,12 +37,17 @@ pub(super) fn install<M: Module>(
             .map_err(|UnsupportedSimd(level)| OffloadError::UnsupportedSimd(level))?,
         None => SimdLevel::best(),
     };
-    if offload.threads == Some(0) {
-        return Err(OffloadError::OutOfRange {
-            name: "threads",
-            value: "0".into(),
-            expected: "at least 1, or left out",
-        });
+    for (name, value) in [
+        ("threads", offload.threads),
+        ("upload_tile", offload.upload_tile),
+    ] {
+        if value == Some(0) {
+            return Err(OffloadError::OutOfRange {
+                name,
+                value: "0".into(),
+                expected: "at least 1, or left out",
+            });
+        }
     }
     let scan = scan(&model)?;
     let Some(device) = &scan.device else {
@@ -57,12 +62,14 @@ pub(super) fn install<M: Module>(
         scan: &scan,
         path: Vec::new(),
         slots: Vec::new(),
+        target: None,
         places: HashMap::new(),
         error: None,
     };
     let model = model.map(&mut mover);
     let Mover {
         slots,
+        target,
         places,
         error,
         ..
@@ -70,10 +77,18 @@ pub(super) fn install<M: Module>(
     if let Some(error) = error {
         return Err(error);
     }
-    if slots.is_empty() {
+    let Some(target) = target else {
         return Err(OffloadError::NothingToTrain);
-    }
-    let engine = Arc::new(Engine::new(slots, offload.threads, simd)?);
+    };
+    let options = EngineOptions {
+        threads: offload.threads,
+        in_flight: offload.in_flight,
+        upload: UploadOptions {
+            tile: offload.upload_tile,
+            pinned: offload.pinned,
+        },
+    };
+    let engine = Arc::new(Engine::new(slots, &target, options, simd)?);
     let model = model.apply_reparameterization(Attacher {
         engine: engine.clone(),
         places,
@@ -126,6 +141,8 @@ struct Mover<'a> {
     scan: &'a Scan,
     path: Vec<String>,
     slots: Vec<Slot>,
+    /// Device of the first of them.
+    target: Option<Target>,
     places: HashMap<String, Place>,
     error: Option<OffloadError>,
 }
@@ -205,6 +222,7 @@ impl Mover<'_> {
         drop(value);
         let image = DeviceImage::of(layout.precision, &master);
         let weights = upload::to_device(image, layout.shape.clone(), &device);
+        self.target.get_or_insert_with(|| Target::of(&weights));
         self.places
             .insert(path, Place::Slot(self.slots.len(), record_shape));
         self.slots

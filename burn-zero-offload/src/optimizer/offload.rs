@@ -8,7 +8,7 @@ use super::slot::{NotOffloaded, SlotOptimizer};
 use crate::engine::Engine;
 use crate::error::OffloadError;
 use crate::optimize::SimdLevel;
-use crate::report::MemoryReport;
+use crate::report::{MemoryReport, StepReport};
 
 /// The host side of an offloaded model, made by
 /// [`OffloadOptimizerConfig::init`](super::OffloadOptimizerConfig::init).
@@ -65,6 +65,14 @@ impl Offload {
     /// Where the model state lives.
     pub fn memory(&self) -> MemoryReport {
         self.engine.memory()
+    }
+
+    /// What the last round moved and waited for; `Display` prints it as a block.
+    ///
+    /// A round is reported from its first updated parameter on. Burn's optimizers do not say when
+    /// their walk is over, so the report is complete when `step` has returned.
+    pub fn report(&self) -> StepReport {
+        self.engine.report()
     }
 
     /// Instruction set of the CPU step.

@@ -14,9 +14,10 @@ use burn::tensor::{Bytes, Tensor};
 pub(crate) enum StorageId {
     /// A weak reference keeps the address from being given to another buffer, not the buffer alive.
     Flex(Weak<Bytes>),
-    /// CubeCL memory; ids are never reused.
+    /// CubeCL memory, whose ids are never reused, and what a tensor shows of it: where it begins and
+    /// its strides.
     #[cfg(feature = "cubecl-backend")]
-    Memory(usize),
+    Memory(usize, u64, Vec<usize>),
     /// A tensor of the fusion runtime; ids are never reused. Another id may still be the same
     /// memory (seen from another thread), the same id never another one.
     #[cfg(feature = "cubecl-backend")]
@@ -28,7 +29,9 @@ impl PartialEq for StorageId {
         match (self, other) {
             (Self::Flex(a), Self::Flex(b)) => a.ptr_eq(b),
             #[cfg(feature = "cubecl-backend")]
-            (Self::Memory(a), Self::Memory(b)) => a == b,
+            (Self::Memory(a, from, strides), Self::Memory(b, other, others)) => {
+                a == b && from == other && strides == others
+            }
             #[cfg(feature = "cubecl-backend")]
             (Self::Fusion(a), Self::Fusion(b)) => a == b,
             #[cfg(feature = "cubecl-backend")]
@@ -55,7 +58,6 @@ impl StorageId {
 
 #[cfg(feature = "cubecl-backend")]
 mod cube {
-    use burn::backend::TensorMetadata;
     use burn_cubecl::tensor::CubeTensor;
     use burn_fusion::{FusionRuntime, FusionTensor};
 
@@ -70,11 +72,11 @@ mod cube {
     impl HasStorage for CubeTensor {
         fn storage(&self) -> Option<StorageId> {
             let handle = &self.handle;
-            let whole = handle.offset_start.is_none()
-                && handle.offset_end.is_none()
-                && self.is_contiguous()
-                && self.shape().num_dims() == self.meta.shape().num_dims();
-            whole.then(|| StorageId::Memory(handle.memory.clone().binding().id().value))
+            Some(StorageId::Memory(
+                handle.memory.clone().binding().id().value,
+                handle.offset_start.unwrap_or(0),
+                self.meta.strides().to_vec(),
+            ))
         }
     }
 

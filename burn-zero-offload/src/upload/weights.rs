@@ -31,13 +31,18 @@ pub(crate) fn to_device<const D: usize>(
     shape: Shape,
     device: &Device,
 ) -> Tensor<D> {
-    let (bytes, dtype) = match image {
-        DeviceImage::F32(image) => (Bytes::from_elems(image), DType::F32),
-        DeviceImage::F16(image) => (Bytes::from_elems(image), DType::F16),
-        DeviceImage::Bf16(image) => (Bytes::from_elems(image), DType::BF16),
-    };
-    let data = TensorData::from_bytes(bytes, shape, dtype);
+    let dtype = to_dtype(image.precision()).into();
+    let data = TensorData::from_bytes(into_bytes(image), shape, dtype);
     Tensor::from_data(data, (&device.clone().inner(), dtype))
+}
+
+/// The memory of an image.
+pub(super) fn into_bytes(image: DeviceImage) -> Bytes {
+    match image {
+        DeviceImage::F32(image) => Bytes::from_elems(image),
+        DeviceImage::F16(image) => Bytes::from_elems(image),
+        DeviceImage::Bf16(image) => Bytes::from_elems(image),
+    }
 }
 
 /// Copies a tensor to the host.

@@ -2,6 +2,7 @@ use half::{bf16, f16};
 
 use super::super::{Adam, GradientClip, Precision, WeightDecay};
 use super::*;
+use crate::optimize::DeviceImage;
 
 fn rule(amsgrad: bool, weight_decay: WeightDecay) -> Adam {
     Adam {
@@ -95,7 +96,7 @@ fn fast_run(rule: &Adam, n: usize, steps: u64, step: TileStep) -> State {
             s.moments(rule.amsgrad),
             GradientView::F32(&g),
             &scalars,
-            &mut image,
+            image.as_mut(),
         );
     }
     let expected = s.p.iter().map(|&p| bf16::from_f32(p)).collect();
@@ -189,7 +190,7 @@ fn half_gradients_equal_their_upcast() {
     let run = |gradient: GradientView<'_>, simd| {
         let mut s = State::new(n);
         let mut image = DeviceImage::zeroed(Precision::F16, n);
-        TileStep::new(simd).update(s.moments(false), gradient, &scalars, &mut image);
+        TileStep::new(simd).update(s.moments(false), gradient, &scalars, image.as_mut());
         (s.bits(), image)
     };
     for simd in levels() {
@@ -226,7 +227,7 @@ fn slices_that_start_at_an_odd_element_give_the_same_bits() {
             second: &mut v[1..],
             largest: None,
         };
-        TileStep::new(simd).update(state, GradientView::Bf16(&g[1..]), &scalars, &mut image);
+        TileStep::new(simd).update(state, GradientView::Bf16(&g[1..]), &scalars, image.as_mut());
 
         let mut aligned = State::new(n);
         let mut expected = DeviceImage::zeroed(Precision::F32, n);
@@ -234,7 +235,7 @@ fn slices_that_start_at_an_odd_element_give_the_same_bits() {
             aligned.moments(false),
             GradientView::F32(&exact),
             &scalars,
-            &mut expected,
+            expected.as_mut(),
         );
         assert_eq!(image, expected);
         assert_eq!(
@@ -263,7 +264,7 @@ fn two_steps_of_ones_reach_ninety_eight_hundredths() {
         for t in 1..=2 {
             let scalars = rule.scalars(t, 0.01, 0.0);
             let g = GradientView::F32(&ones);
-            TileStep::new(SimdLevel::best()).update(s.moments(false), g, &scalars, &mut image);
+            TileStep::new(SimdLevel::best()).update(s.moments(false), g, &scalars, image.as_mut());
         }
         (s.p, image)
     };

@@ -1,5 +1,3 @@
-//! What a user can see of an offloaded model.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -19,12 +17,20 @@ pub struct MemoryReport {
     pub host_moments: usize,
     /// Gradients of the current round on the host, now.
     pub host_gradients: usize,
+    /// Memory kept for gradients on the host, whether a round has filled it or not: 2 bytes per half
+    /// parameter, 4 where a round adds several passes.
+    pub host_gradient_buffers: usize,
+    /// Most bytes of gradients that the device holds on their way to the host, one more gradient
+    /// not counted.
+    pub in_flight_budget: usize,
+    /// Pinned host memory that uploads go through.
+    pub pinned: usize,
 }
 
 impl MemoryReport {
     /// Everything on the host.
     pub fn host(&self) -> usize {
-        self.host_master + self.host_moments + self.host_gradients
+        self.host_master + self.host_moments + self.host_gradient_buffers + self.pinned
     }
 }
 
@@ -39,9 +45,11 @@ impl fmt::Display for MemoryReport {
             )
         };
         row("device: weights", self.device_weights)?;
+        row("device: in flight, most", self.in_flight_budget)?;
         row("host: master weights", self.host_master)?;
         row("host: moments", self.host_moments)?;
-        row("host: gradients", self.host_gradients)?;
+        row("host: gradient buffers", self.host_gradient_buffers)?;
+        row("host: pinned", self.pinned)?;
         write!(f, "offloaded parameters     {:>12}", self.parameters)
     }
 }
@@ -58,8 +66,11 @@ mod tests {
             host_master: 4_000_000,
             host_moments: 8_000_000,
             host_gradients: 0,
+            host_gradient_buffers: 2_000_000,
+            in_flight_budget: 4_000_000,
+            pinned: 500_000,
         };
-        assert_eq!(report.host(), 12_000_000);
+        assert_eq!(report.host(), 14_500_000);
         let text = report.to_string();
         assert!(
             text.contains("2.00 B/param") && text.contains("8.000 MB"),

@@ -1,0 +1,251 @@
+//! The station's front: where taps hand gradients over, and where a step waits for them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::backend::Flex;
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::budget::Room;
+use super::parcel::{Member, Parcel};
+use super::reader::{Deliver, DownloadFailure, Progress};
+use super::{Budget, Reader};
+use crate::boundary::{Boundaries, Boundary};
+use crate::capture::DeviceGradient;
+use crate::optimize::Precision;
+use crate::report::Meter;
+
+#[cfg(feature = "cubecl-backend")]
+use super::outbox::{Outbox, PACK, Ready, SMALL};
+
+/// Bytes of host gradients that are handed to the reader at once.
+const FLEX_GROUP: usize = 512 << 10;
+
+/// A gradient as a tap hands it over.
+pub(crate) struct Handover {
+    /// The parameter's slot.
+    pub(crate) slot: usize,
+    /// Element type to travel in: that of the parameter.
+    pub(crate) precision: Precision,
+    #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
+    /// Further uses of the parameter in graphs that are recorded and have not run backward.
+    pub(crate) remaining: usize,
+    /// The gradient of this use.
+    pub(crate) gradient: DeviceGradient,
+}
+
+/// Brings gradients to the host. Shared by all threads that run backward.
+pub(crate) struct Downloader {
+    budget: Arc<Budget>,
+    progress: Arc<Progress>,
+    desk: Mutex<Desk>,
+}
+
+/// What is being collected, and the threads it goes to.
+struct Desk {
+    readers: Vec<(Source, Reader)>,
+    /// Started early, so that a machine without threads to spare says so at `init`.
+    spare: Option<Reader>,
+    flex: Vec<(Member, FloatTensor<Flex>)>,
+    flex_room: Option<Room>,
+    #[cfg(feature = "cubecl-backend")]
+    outbox: Outbox,
+}
+
+/// A device with a reader of its own.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    Flex,
+    #[cfg(feature = "cubecl-backend")]
+    Cube(burn_cubecl::CubeDevice),
+}
+
+impl Downloader {
+    /// A downloader that keeps at most `limit` bytes in flight, at least `largest`, and hands what
+    /// arrives to `deliver`.
+    pub(crate) fn start(
+        limit: usize,
+        largest: usize,
+        deliver: Box<Deliver>,
+        meter: Arc<Meter>,
+        boundaries: Boundaries,
+    ) -> std::io::Result<Self> {
+        let progress = Arc::new(Progress::new(deliver, meter, boundaries));
+        let spare = Some(Reader::start(progress.clone())?);
+        Ok(Self {
+            budget: Budget::new(limit, largest),
+            progress,
+            desk: Mutex::new(Desk {
+                readers: Vec::new(),
+                spare,
+                flex: Vec::new(),
+                flex_room: None,
+                #[cfg(feature = "cubecl-backend")]
+                outbox: Outbox::default(),
+            }),
+        })
+    }
+
+    /// Bytes that may be in flight.
+    pub(crate) fn limit(&self) -> usize {
+        self.budget.limit()
+    }
+
+    /// Takes a gradient over. Blocks the calling thread, which enqueues the rest of backward, while
+    /// there is no room for it.
+    pub(crate) fn hand_over(&self, handover: Handover) {
+        let slot = handover.slot;
+        let boundary = Boundary::HandedOver { slot };
+        if let Err(reason) = self.progress.boundaries.pass(boundary) {
+            return self.progress.fail(slot, reason);
+        }
+        let mut desk = self.desk.lock();
+        match handover.gradient {
+            DeviceGradient::Flex(gradient) => {
+                let member = Member {
+                    slot,
+                    precision: handover.precision,
+                    len: gradient.shape().num_elements(),
+                    offset: 0,
+                };
+                self.take_flex(&mut desk, member, gradient);
+            }
+            #[cfg(feature = "cubecl-backend")]
+            DeviceGradient::Cube(gradient) => {
+                self.take_cube(&mut desk, slot, handover.precision, handover.remaining, gradient);
+            }
+        }
+    }
+
+    /// Waits until everything handed over is stored, and reports the first failure once.
+    pub(crate) fn finish(&self) -> Result<(), DownloadFailure> {
+        let mut desk = self.desk.lock();
+        self.send_open(&mut desk);
+        #[cfg(feature = "cubecl-backend")]
+        {
+            let sums = desk.outbox.end_sums();
+            self.send_cube(&mut desk, sums);
+        }
+        drop(desk);
+        self.progress.finish()
+    }
+
+    /// Flex gradients are host memory already: only their number is reduced.
+    fn take_flex(
+        &self,
+        desk: &mut MutexGuard<'_, Desk>,
+        member: Member,
+        gradient: FloatTensor<Flex>,
+    ) {
+        let room = self.room(desk, member.bytes());
+        match &mut desk.flex_room {
+            Some(taken) => taken.absorb(room),
+            empty => *empty = Some(room),
+        }
+        desk.flex.push((member, gradient));
+        if desk.flex_room.as_ref().is_some_and(|room| room.bytes() >= FLEX_GROUP) {
+            self.send_open(desk);
+        }
+    }
+
+    #[cfg(feature = "cubecl-backend")]
+    fn take_cube(
+        &self,
+        desk: &mut MutexGuard<'_, Desk>,
+        slot: usize,
+        precision: Precision,
+        remaining: usize,
+        gradient: burn_cubecl::tensor::CubeTensor,
+    ) {
+        let len = gradient.meta.num_elements();
+        let bytes = len * precision.size();
+        if desk.outbox.sums(slot, &gradient) {
+            let sum = desk.outbox.add(slot, gradient, remaining == 0);
+            return self.send_cube(desk, sum.into_iter().collect());
+        }
+        // A sum travels in f32: it pays where that is less than its terms, and only then is the
+        // memory it holds until the last of them worth it.
+        let sum_bytes = 4 * len;
+        if sum_bytes < (1 + remaining) * bytes && self.budget.holds(sum_bytes) {
+            let room = self.room(desk, sum_bytes);
+            return desk.outbox.begin_sum(slot, gradient, room);
+        }
+        if bytes > SMALL {
+            let room = self.room(desk, bytes);
+            let parcel = Outbox::alone(slot, gradient, precision, room);
+            return self.send_cube(desk, vec![parcel]);
+        }
+        if !desk.outbox.fits(&gradient, precision) {
+            let pack = PACK.min(self.budget.limit()).max(bytes);
+            let room = self.room(desk, pack);
+            let poison = self.progress.boundaries.poisons();
+            let outbox = &mut desk.outbox;
+            let full = outbox.open_pack(&gradient, precision, pack, room, poison);
+            self.send_cube(desk, full.into_iter().collect());
+        }
+        desk.outbox.put(slot, gradient, precision);
+    }
+
+    /// Takes room for `bytes`, waiting for it if need be. What is open is sent first: it would hold
+    /// its room for ever, as it waits for gradients that come after this one.
+    fn room(&self, desk: &mut MutexGuard<'_, Desk>, bytes: usize) -> Room {
+        let mut waited_since = None;
+        loop {
+            match self.budget.try_take(bytes) {
+                Ok((room, in_flight)) => {
+                    let waited = waited_since.map_or_else(Default::default, |at: Instant| at.elapsed());
+                    self.progress.meter.in_flight(in_flight, waited);
+                    return room;
+                }
+                Err(ticket) => {
+                    waited_since.get_or_insert_with(Instant::now);
+                    self.send_open(desk);
+                    MutexGuard::unlocked(desk, || self.budget.wait(ticket));
+                }
+            }
+        }
+    }
+
+    /// Sends groups and packs that still have places free.
+    fn send_open(&self, desk: &mut Desk) {
+        if let Some(room) = desk.flex_room.take() {
+            let group = Parcel::Flex(std::mem::take(&mut desk.flex));
+            self.send(desk, Source::Flex, group, room);
+        }
+        #[cfg(feature = "cubecl-backend")]
+        {
+            let packs = desk.outbox.close_packs();
+            self.send_cube(desk, packs);
+        }
+    }
+
+    #[cfg(feature = "cubecl-backend")]
+    fn send_cube(&self, desk: &mut Desk, ready: Vec<Ready>) {
+        for (device, parcel, room) in ready {
+            self.send(desk, Source::Cube(device), Parcel::Cube(parcel), room);
+        }
+    }
+
+    fn send(&self, desk: &mut Desk, source: Source, parcel: Parcel, room: Room) {
+        if !desk.readers.iter().any(|(known, _)| *known == source) {
+            let reader = match desk.spare.take() {
+                Some(reader) => Ok(reader),
+                None => Reader::start(self.progress.clone()),
+            };
+            match reader {
+                Ok(reader) => desk.readers.push((source.clone(), reader)),
+                Err(error) => {
+                    let slot = parcel.members().first().map_or(0, |member| member.slot);
+                    let reason = format!("a thread to read it could not be started: {error}");
+                    return self.progress.fail(slot, reason);
+                }
+            }
+        }
+        let mut readers = desk.readers.iter();
+        if let Some((_, reader)) = readers.find(|(known, _)| *known == source) {
+            reader.send(parcel, room);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Where weights go: the device of a tensor, and how it takes them.
+
+use burn::tensor::{Bytes, Device, Shape, Tensor, TensorData};
+
+use super::to_dtype;
+use crate::optimize::Precision;
+
+/// The device weights are sent to.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    /// Takes whole tensors; on Flex without a copy.
+    Whole(Device),
+    /// Gives out buffers that can be written piece by piece.
+    #[cfg(feature = "cubecl-backend")]
+    Cube(Device, burn_cubecl::CubeDevice),
+}
+
+impl Target {
+    /// The device of `tensor`.
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        let device = tensor.device().inner();
+        #[cfg(feature = "cubecl-backend")]
+        if let Ok(primitive) = tensor
+            .clone()
+            .inner()
+            .try_into_primitive::<burn_cubecl::Cube>()
+        {
+            use burn::backend::TensorMetadata;
+            return Self::Cube(device, primitive.device());
+        }
+        Self::Whole(device)
+    }
+
+    /// Whether weights may be written piece by piece.
+    pub(crate) fn takes_tiles(&self) -> bool {
+        match self {
+            Self::Whole(_) => false,
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(..) => true,
+        }
+    }
+
+    /// Sends a whole tensor.
+    pub(crate) fn send<const D: usize>(
+        &self,
+        bytes: Bytes,
+        shape: Shape,
+        precision: Precision,
+    ) -> Tensor<D> {
+        let device = match self {
+            Self::Whole(device) => device,
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(device, _) => device,
+        };
+        let dtype = to_dtype(precision).into();
+        let data = TensorData::from_bytes(bytes, shape, dtype);
+        Tensor::from_data(data, (device, dtype))
+    }
+
+    /// Host memory of the device's making, `count` buffers of `size` bytes: pinned, if it can.
+    pub(crate) fn staging(&self, count: usize, size: usize) -> Vec<Bytes> {
+        let buffers = (0..count).map(|_| Bytes::from_elems(vec![0u8; size]));
+        match self {
+            Self::Whole(_) => buffers.collect(),
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(_, device) => {
+                let mut buffers: Vec<_> = buffers.collect();
+                device.client().staging(buffers.iter_mut(), false);
+                buffers
+            }
+        }
+    }
+}
+
+/// A tensor on the device whose contents are still to be written.
+#[derive(Clone)]
+pub(super) struct Unwritten {
+    #[cfg(feature = "cubecl-backend")]
+    tensor: cube::CubeUnwritten,
+    /// Without CubeCL no device gives out buffers, and there is nothing to hold.
+    #[cfg(not(feature = "cubecl-backend"))]
+    never: std::convert::Infallible,
+}
+
+#[cfg(not(feature = "cubecl-backend"))]
+impl Unwritten {
+    pub(super) fn new(_: &Target, _: Shape, _: Precision) -> Option<Self> {
+        None
+    }
+
+    pub(super) fn write(&self, _: usize, _: Bytes) -> Result<(), String> {
+        match self.never {}
+    }
+
+    pub(super) fn landed(&self) -> Result<(), String> {
+        match self.never {}
+    }
+
+    pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
+        match self.never {}
+    }
+}
+
+#[cfg(feature = "cubecl-backend")]
+impl Unwritten {
+    /// Allocates a tensor. `None` if the device takes weights whole only, or pads their rows: pieces
+    /// could not be written there by their position.
+    pub(super) fn new(target: &Target, shape: Shape, precision: Precision) -> Option<Self> {
+        let Target::Cube(_, device) = target else {
+            return None;
+        };
+        let tensor = cube::CubeUnwritten::new(device, shape, precision)?;
+        Some(Self { tensor })
+    }
+
+    /// Writes `bytes` at `offset` and makes sure that the copy starts now: CubeCL collects commands
+    /// and hands them to the device in groups.
+    pub(super) fn write(&self, offset: usize, bytes: Bytes) -> Result<(), String> {
+        self.tensor.write(offset, bytes)
+    }
+
+    /// Waits until all that was written is on the device.
+    pub(super) fn landed(&self) -> Result<(), String> {
+        self.tensor.landed()
+    }
+
+    /// The tensor, all of it written.
+    pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
+        self.tensor.into_tensor()
+    }
+}
+
+#[cfg(feature = "cubecl-backend")]
+mod cube {
+    use burn::backend::tensor::FloatTensor;
+    use burn::tensor::{Bytes, Shape, StreamId, Tensor, read_sync};
+    use burn_cubecl::tensor::CubeTensor;
+    use burn_cubecl::{Cube, CubeBackend, CubeDevice};
+    use burn_fusion::{FusionBackend, FusionTensor, NoOp, get_client};
+    use burn_ir::{InitOperationIr, OperationIr, OperationOutput};
+    use cubecl::server::MemoryLayout;
+
+    use crate::optimize::Precision;
+    use crate::upload::to_dtype;
+
+    /// See [`Unwritten`](super::Unwritten).
+    #[derive(Clone)]
+    pub(super) struct CubeUnwritten {
+        tensor: CubeTensor,
+        /// The stream it was allocated on: that of the thread that runs the step.
+        stream: StreamId,
+    }
+
+    impl CubeUnwritten {
+        pub(super) fn new(
+            device: &CubeDevice,
+            shape: Shape,
+            precision: Precision,
+        ) -> Option<Self> {
+            let client = device.client();
+            let dtype: burn::tensor::DType = to_dtype(precision).into();
+            let MemoryLayout { memory, strides } = client.empty_tensor(shape.clone(), dtype.size());
+            let (device, stream) = (device.clone(), StreamId::current());
+            let tensor = CubeTensor::new_contiguous(client, device, shape, memory, dtype);
+            (tensor.meta.strides() == &strides).then_some(Self { tensor, stream })
+        }
+
+        pub(super) fn write(&self, offset: usize, bytes: Bytes) -> Result<(), String> {
+            let CubeTensor { client, handle, .. } = &self.tensor;
+            let end = handle.size_in_used() - (offset + bytes.len()) as u64;
+            let place = handle.clone().offset_start(offset as u64).offset_end(end);
+            self.stream.executes(|| {
+                client.write(&place, bytes);
+                client.flush().map_err(|error| error.to_string())
+            })
+        }
+
+        pub(super) fn landed(&self) -> Result<(), String> {
+            let synced = self.stream.executes(|| self.tensor.client.sync());
+            read_sync(synced).map_err(|error| error.to_string())
+        }
+
+        pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
+            Tensor::from_primitive::<Cube>(FromCube::from_cube(self.tensor))
+        }
+    }
+
+    /// `Cube` has one of two tensor types, depending on whether anything in the build asked for
+    /// fusion; both are covered so that this crate need not know.
+    trait FromCube {
+        fn from_cube(tensor: CubeTensor) -> Self;
+    }
+
+    impl FromCube for CubeTensor {
+        fn from_cube(tensor: CubeTensor) -> Self {
+            tensor
+        }
+    }
+
+    type Runtime = <CubeBackend as FusionBackend>::FusionRuntime;
+
+    impl FromCube for FusionTensor<Runtime> {
+        /// As Burn's fusion registers a tensor that comes from the host.
+        fn from_cube(tensor: FloatTensor<CubeBackend>) -> Self {
+            let client = get_client::<CubeBackend>(&tensor.device);
+            let (shape, dtype) = (tensor.meta.shape().clone(), tensor.dtype);
+            let init = InitOperationIr::create(shape, dtype, || {
+                client.register_tensor_handle(tensor.into())
+            });
+            let (init, nothing) = (OperationIr::Init(init), NoOp::<CubeBackend>::new());
+            client.register(StreamId::current(), init, nothing).output()
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! How updated weights reach the device while the rest of them is computed.
+//!
+//! # Order
+//!
+//! New weights go into a buffer of their own. No kernel reads it yet and nobody else holds it, so
+//! nothing has to be waited for before writing, and older clones of the model keep their values.
+//!
+//! Whoever reads the weights must find all tiles written. A whole tensor is allocated and written in
+//! one command, so a reader on any stream waits for both. Tiles are other commands than the allocation,
+//! and CubeCL orders streams by allocations alone (`cubecl-server`, `stream/event.rs`): a stream that has
+//! met this one after the allocation, because it used another buffer of it meanwhile, would not wait
+//! for the tiles. So [`Upload::finish`] returns when the last tile has landed, not merely left, and the
+//! last tile is a small one. The commands are enqueued on the stream of the thread that called `step`,
+//! whichever thread enqueues them, so its own later work stands behind them in any case.
+
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Shape, Tensor};
+
+use super::Target;
+use super::sender::Sender;
+use crate::boundary::Boundaries;
+use crate::host::TileRing;
+use crate::optimize::{DeviceImage, ImageMut, Precision, TilePlan};
+
+/// Elements per tile unless the user says otherwise: 8 MiB of half weights, long enough for a copy at
+/// the full rate of the link.
+const TILE: usize = 4 << 20;
+/// Most elements of the last tile, whose landing is waited for.
+const LAST: usize = 256 << 10;
+/// Buffers of the ring: one is written, one is on its way, two wait to be given back.
+const RING: usize = 4;
+
+/// The choices of the user.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UploadOptions {
+    /// Elements per tile.
+    pub(crate) tile: Option<usize>,
+    /// Bytes that may be pinned.
+    pub(crate) pinned: Option<usize>,
+}
+
+/// Sends weights to a device. Shared by all parameters.
+pub(crate) struct Uploader {
+    tile: usize,
+    ring: TileRing,
+    pinning: String,
+    /// Where tiles go; none where weights go whole.
+    sender: Option<Sender>,
+}
+
+impl Uploader {
+    /// An uploader for weights that go to `target`: `parameters` are their lengths and types.
+    pub(crate) fn start(
+        target: &Target,
+        options: UploadOptions,
+        parameters: impl Iterator<Item = (usize, Precision)>,
+        boundaries: &Boundaries,
+    ) -> io::Result<Self> {
+        let tile = options.tile.unwrap_or(TILE);
+        let tiled = parameters.filter(|(len, _)| *len > tile);
+        let widest = tiled.map(|(_, precision)| precision.size()).max();
+        let (ring, pinning) = match (target.takes_tiles(), widest) {
+            (false, _) => off("the device takes weights whole"),
+            (true, None) => off("every parameter fits into one tile"),
+            (true, Some(size)) => ring(target, tile * size, options.pinned),
+        };
+        let sender = target.takes_tiles().then(|| Sender::start(boundaries.clone()));
+        Ok(Self {
+            tile,
+            ring,
+            pinning,
+            sender: sender.transpose()?,
+        })
+    }
+
+    /// Bytes pinned, and what became of pinning in words.
+    pub(crate) fn pinning(&self) -> (usize, &str) {
+        (self.ring.pinned_bytes(), &self.pinning)
+    }
+
+    /// Begins to send a parameter of `shape` in `precision`.
+    pub(crate) fn begin(
+        &self,
+        target: Target,
+        slot: usize,
+        shape: Shape,
+        precision: Precision,
+    ) -> Upload<'_> {
+        let len = shape.num_elements();
+        let tiles = self.sender.as_ref().filter(|_| len > self.tile);
+        let way = tiles.and_then(|sender| sender.begin(&target, slot, shape.clone(), precision));
+        let way = match way {
+            Some(tiles) => Way::Tiles(tiles),
+            None => Way::Whole(DeviceImage::zeroed(precision, len)),
+        };
+        Upload {
+            uploader: self,
+            target,
+            shape,
+            precision,
+            way,
+            waited: Duration::ZERO,
+        }
+    }
+}
+
+/// A parameter on its way.
+pub(crate) struct Upload<'a> {
+    uploader: &'a Uploader,
+    target: Target,
+    shape: Shape,
+    precision: Precision,
+    way: Way<'a>,
+    waited: Duration,
+}
+
+enum Way<'a> {
+    Whole(DeviceImage),
+    Tiles(super::sender::Tiles<'a>),
+}
+
+/// What an upload took.
+pub(crate) struct Sent {
+    pub(crate) transfers: u64,
+    /// Time that was waited for the device to take tiles.
+    pub(crate) waited: Duration,
+}
+
+impl Upload<'_> {
+    /// The tiles to write, in order; they cover the parameter once.
+    pub(crate) fn tiles(&self) -> Vec<Range<usize>> {
+        let len = self.shape.num_elements();
+        match &self.way {
+            Way::Whole(_) => vec![0..len],
+            Way::Tiles(_) => tiles(len, self.uploader.tile),
+        }
+    }
+
+    /// Has `write` write a tile, and sends it.
+    pub(crate) fn tile(
+        &mut self,
+        range: Range<usize>,
+        poison: impl FnOnce(&mut [u8]),
+        write: impl FnOnce(ImageMut<'_>),
+    ) {
+        match &mut self.way {
+            Way::Whole(image) => {
+                poison(image.as_bytes_mut());
+                write(image.as_mut());
+            }
+            Way::Tiles(tiles) => {
+                let size = self.precision.size();
+                let mut tile = self.uploader.ring.take(range.len() * size);
+                poison(tile.as_mut());
+                write(ImageMut::of_bytes(self.precision, tile.as_mut()));
+                let started = Instant::now();
+                tiles.send(range.start * size, tile);
+                self.waited += started.elapsed();
+            }
+        }
+    }
+
+    /// The weights on the device.
+    pub(crate) fn finish<const D: usize>(self) -> Result<(Tensor<D>, Sent), String> {
+        let started = Instant::now();
+        let (tensor, transfers) = match self.way {
+            Way::Whole(image) => {
+                let bytes = super::weights::into_bytes(image);
+                (self.target.send(bytes, self.shape, self.precision), 1)
+            }
+            Way::Tiles(tiles) => tiles.finish()?,
+        };
+        let waited = self.waited + started.elapsed();
+        Ok((tensor, Sent { transfers, waited }))
+    }
+}
+
+/// Tiles of `tile` elements; the last is small, as its landing is waited for.
+fn tiles(len: usize, tile: usize) -> Vec<Range<usize>> {
+    let plan = TilePlan::new(len, tile);
+    let mut tiles: Vec<_> = (0..plan.count()).map(|index| plan.range(index)).collect();
+    if let Some(last) = tiles.last_mut()
+        && last.len() > LAST
+    {
+        let end = last.end;
+        last.end -= LAST;
+        tiles.push(end - LAST..end);
+    }
+    tiles
+}
+
+fn off(reason: &str) -> (TileRing, String) {
+    (TileRing::default(), format!("not pinned: {reason}"))
+}
+
+/// Buffers for tiles of `size` bytes, pinned within the budget.
+fn ring(target: &Target, size: usize, budget: Option<usize>) -> (TileRing, String) {
+    let count = budget.map_or(RING, |budget| (budget / size).min(RING));
+    if count < 2 {
+        return off("two tiles do not fit into `OffloadConfig::pinned`");
+    }
+    let ring = TileRing::new(target.staging(count, size));
+    if ring.pinned_bytes() == 0 {
+        return off("the device refused, or has no such memory");
+    }
+    let pinned = format!("{count} pinned buffers of {size} bytes");
+    (ring, pinned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_a_parameter_once_and_end_in_a_small_one() {
+        for (len, tile) in [(1, 1), (10, 3), (LAST + 1, LAST + 1), (5 * LAST, 2 * LAST)] {
+            let tiles = tiles(len, tile);
+            let mut next = 0;
+            for tile in &tiles {
+                assert_eq!(tile.start, next);
+                assert!(!tile.is_empty());
+                next = tile.end;
+            }
+            assert_eq!(next, len);
+            assert!(tiles.last().unwrap().len() <= LAST);
+        }
+        assert_eq!(tiles(10, 4), [0..4, 4..8, 8..10]);
+    }
+}
