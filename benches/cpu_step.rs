@@ -125,8 +125,9 @@ fn main() {
         .filter(|simd| simd.is_available())
     {
         let step = TileStep::new(simd);
-        let seconds =
-            median(|| pool.install(|| step.update(state.moments(), view, &scalars, image.as_mut())));
+        let seconds = median(|| {
+            pool.install(|| step.update(state.moments(), view, &scalars, image.as_mut()))
+        });
         rows.push((format!("step, {simd:?}"), seconds));
     }
 

@@ -111,3 +111,6 @@ pub use error::OffloadError;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
 pub use report::{MemoryReport, StepReport};
+
+#[cfg(test)]
+mod fault_tests;

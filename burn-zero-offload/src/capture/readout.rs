@@ -14,7 +14,7 @@ pub(crate) enum DeviceGradient {
     Flex(FloatTensor<Flex>),
     /// On a CubeCL device.
     #[cfg(feature = "cubecl-backend")]
-    Cube(burn_cubecl::tensor::CubeTensor),
+    Cube(Box<burn_cubecl::tensor::CubeTensor>),
 }
 
 /// Backends whose gradients can be brought to the host.
@@ -39,7 +39,7 @@ mod cube {
 
     impl Readout for CubeBackend {
         fn read_out(gradient: FloatTensor<Self>) -> DeviceGradient {
-            DeviceGradient::Cube(gradient)
+            DeviceGradient::Cube(Box::new(gradient))
         }
     }
 

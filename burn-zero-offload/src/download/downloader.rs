@@ -114,7 +114,13 @@ impl Downloader {
             }
             #[cfg(feature = "cubecl-backend")]
             DeviceGradient::Cube(gradient) => {
-                self.take_cube(&mut desk, slot, handover.precision, handover.remaining, gradient);
+                self.take_cube(
+                    &mut desk,
+                    slot,
+                    handover.precision,
+                    handover.remaining,
+                    *gradient,
+                );
             }
         }
     }
@@ -145,7 +151,11 @@ impl Downloader {
             empty => *empty = Some(room),
         }
         desk.flex.push((member, gradient));
-        if desk.flex_room.as_ref().is_some_and(|room| room.bytes() >= FLEX_GROUP) {
+        if desk
+            .flex_room
+            .as_ref()
+            .is_some_and(|room| room.bytes() >= FLEX_GROUP)
+        {
             self.send_open(desk);
         }
     }
@@ -195,7 +205,8 @@ impl Downloader {
         loop {
             match self.budget.try_take(bytes) {
                 Ok((room, in_flight)) => {
-                    let waited = waited_since.map_or_else(Default::default, |at: Instant| at.elapsed());
+                    let waited =
+                        waited_since.map_or_else(Default::default, |at: Instant| at.elapsed());
                     self.progress.meter.in_flight(in_flight, waited);
                     return room;
                 }
@@ -224,7 +235,12 @@ impl Downloader {
     #[cfg(feature = "cubecl-backend")]
     fn send_cube(&self, desk: &mut Desk, ready: Vec<Ready>) {
         for (device, parcel, room) in ready {
-            self.send(desk, Source::Cube(device), Parcel::Cube(parcel), room);
+            self.send(
+                desk,
+                Source::Cube(device),
+                Parcel::Cube(Box::new(parcel)),
+                room,
+            );
         }
     }
 

@@ -252,6 +252,8 @@ impl Sum {
         let place = self.place;
         let slot = self.member.slot;
         let value = self.value;
-        place.stream.executes(|| Outbox::alone(slot, value, Precision::F32, self.room))
+        place
+            .stream
+            .executes(|| Outbox::alone(slot, value, Precision::F32, self.room))
     }
 }

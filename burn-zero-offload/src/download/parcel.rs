@@ -46,7 +46,7 @@ pub(super) enum Parcel {
     /// Already host memory.
     Flex(Vec<(Member, FloatTensor<Flex>)>),
     #[cfg(feature = "cubecl-backend")]
-    Cube(cube::CubeParcel),
+    Cube(Box<cube::CubeParcel>),
 }
 
 impl Parcel {

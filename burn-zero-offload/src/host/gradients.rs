@@ -59,11 +59,7 @@ impl Gradient {
 }
 
 /// Calls `use_view` with a view of the elements in `bytes`.
-fn view<R>(
-    bytes: &[u8],
-    precision: Precision,
-    use_view: impl FnOnce(GradientView<'_>) -> R,
-) -> R {
+fn view<R>(bytes: &[u8], precision: Precision, use_view: impl FnOnce(GradientView<'_>) -> R) -> R {
     match precision {
         Precision::F32 => use_view(GradientView::F32(&elements(bytes))),
         Precision::F16 => use_view(GradientView::F16(&elements(bytes))),

@@ -111,12 +111,19 @@ mod tests {
     use super::*;
 
     fn ring(count: usize, size: usize) -> TileRing {
-        TileRing::new((0..count).map(|_| Bytes::from_elems(vec![0u8; size])).collect())
+        TileRing::new(
+            (0..count)
+                .map(|_| Bytes::from_elems(vec![0u8; size]))
+                .collect(),
+        )
     }
 
     fn addresses(ring: &TileRing) -> Vec<usize> {
         let shelf = ring.shelf.lock();
-        let mut all: Vec<_> = shelf.iter().map(|buffer| buffer.as_ptr() as usize).collect();
+        let mut all: Vec<_> = shelf
+            .iter()
+            .map(|buffer| buffer.as_ptr() as usize)
+            .collect();
         all.sort_unstable();
         all
     }
@@ -161,6 +168,9 @@ mod tests {
             let memory = bytes::Bytes::from(vec![0u8; 32]);
             Bytes::from_shared(memory, AllocationProperty::Pinned)
         };
-        assert_eq!(TileRing::new((0..3).map(pinned).collect()).pinned_bytes(), 96);
+        assert_eq!(
+            TileRing::new((0..3).map(pinned).collect()).pinned_bytes(),
+            96
+        );
     }
 }

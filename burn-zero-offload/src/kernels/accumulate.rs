@@ -6,8 +6,8 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
 use super::launch::{Launch, elem_type};
 
-#[cube(launch, address_type = "dynamic")]
-fn accumulate_kernel<F: Float, N: Size>(
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+pub(super) fn accumulate_kernel<F: Float, N: Size>(
     gradient: LinearView<'_, Vector<F, N>>,
     mut sum: LinearViewMut<'_, Vector<f32, N>>,
     #[define(F)] _dtype: ElemType,
@@ -85,6 +85,13 @@ mod tests {
                 assert_accumulates(&gradient, &bytes, precision);
             }
         }
+    }
+
+    #[test]
+    fn gradients_larger_than_a_launch_are_walked_over_in_steps() {
+        let bytes = elements(Precision::Bf16, STEPS, 3);
+        let gradient = upload(&bytes, Precision::Bf16, [STEPS]);
+        assert_accumulates(&gradient, &bytes, Precision::Bf16);
     }
 
     /// acceptance.md, gradient accumulation 25: in bf16 itself the sum would stay at 2048.

@@ -17,6 +17,10 @@ pub(super) const LENGTHS: [usize; 29] = [
     1023, 1024, 1025, 70_001, 70_016,
 ];
 
+/// More elements than a launch has units. An odd number of them goes one by one, so that units walk
+/// on to a second and a third.
+pub(super) const STEPS: usize = (1 << 19) + 1;
+
 pub(super) fn device() -> CubeDevice {
     CubeDevice::cpu().unwrap()
 }

@@ -6,7 +6,8 @@
 //! ([`count_non_finite`]). [`accumulate`] keeps the sum of several passes on the device.
 //!
 //! The kernels use no shared memory, no barriers and no float comparison. Each has its slow twin on
-//! the host in [`twin`]; the tests compare them bit for bit.
+//! the host in [`twin`]; the tests compare them bit for bit on CubeCL's CPU runtime, and look at what
+//! they become for CUDA.
 
 pub(crate) mod twin;
 
@@ -30,3 +31,5 @@ pub(crate) use pack::{WIRE_ALIGNMENT, pack};
 
 #[cfg(all(test, feature = "cpu"))]
 mod fixtures;
+#[cfg(all(test, feature = "cuda"))]
+mod lowering;

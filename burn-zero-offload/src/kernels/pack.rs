@@ -11,8 +11,8 @@ use super::launch::{Launch, elem_type};
 /// vectors: the widest ones of the runtimes divide it, or are not used.
 pub(crate) const WIRE_ALIGNMENT: usize = 16;
 
-#[cube(launch, address_type = "dynamic")]
-fn pack_kernel<I: Float, O: Float, N: Size>(
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+pub(super) fn pack_kernel<I: Float, O: Float, N: Size>(
     gradient: LinearView<'_, Vector<I, N>>,
     mut wire: LinearViewMut<'_, Vector<O, N>>,
     counts: &mut Tensor<Atomic<u32>>,
@@ -142,10 +142,8 @@ mod tests {
 
     #[test]
     fn gradients_larger_than_a_launch_are_walked_over_in_steps() {
-        // An odd number of elements goes one by one, so that this is more than one step.
-        let len = (1 << 19) + 1;
-        let bytes = elements(Precision::F32, len, 3);
-        let gradient = upload(&bytes, Precision::F32, [len]);
+        let bytes = elements(Precision::F32, STEPS, 3);
+        let gradient = upload(&bytes, Precision::F32, [STEPS]);
         assert_packs(&[(gradient, bytes)], Precision::F32, Precision::Bf16);
     }
 

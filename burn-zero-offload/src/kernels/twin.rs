@@ -46,7 +46,7 @@ fn count_half<const EXPONENT_ONE: u16>(bytes: &[u8]) -> usize {
 }
 
 /// What [`pack`](super::pack) writes for the elements `bytes`.
-#[cfg(test)]
+#[cfg(all(test, feature = "cpu"))]
 pub(super) fn pack(bytes: &[u8], from: Precision, to: Precision) -> Vec<u8> {
     crate::optimize::DeviceImage::of(to, &widen(bytes, from))
         .as_bytes()
@@ -54,14 +54,14 @@ pub(super) fn pack(bytes: &[u8], from: Precision, to: Precision) -> Vec<u8> {
 }
 
 /// What [`accumulate`](super::accumulate) makes of `sum`.
-#[cfg(test)]
+#[cfg(all(test, feature = "cpu"))]
 pub(super) fn accumulate(sum: &mut [f32], bytes: &[u8], precision: Precision) {
     let gradient = widen(bytes, precision);
     assert_eq!(sum.len(), gradient.len());
     sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += g);
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cpu"))]
 pub(super) fn widen(bytes: &[u8], precision: Precision) -> Vec<f32> {
     use half::{bf16, f16};
 

@@ -70,7 +70,11 @@ impl Meter {
     pub(crate) fn report(&self) -> StepReport {
         let rounds = self.0.lock();
         let stepped = rounds.stepping || rounds.current.round == 1;
-        let report = if stepped { &rounds.current } else { &rounds.last };
+        let report = if stepped {
+            &rounds.current
+        } else {
+            &rounds.last
+        };
         report.clone()
     }
 }
@@ -114,14 +118,20 @@ mod tests {
         assert_eq!((first.round, first.bytes_down, first.bytes_up), (1, 70, 20));
         assert_eq!((first.peak_in_flight, first.transfers_up), (40, 3));
         assert_eq!(first.blocked_on_budget, ms(2));
-        assert_eq!((first.blocked_on_download, first.blocked_on_upload), (ms(5), ms(4)));
+        assert_eq!(
+            (first.blocked_on_download, first.blocked_on_upload),
+            (ms(5), ms(4))
+        );
 
         meter.in_flight(20, ms(0));
         meter.non_finite(3);
         assert_eq!(meter.report(), first, "the second round is not stepped yet");
         meter.stepping(ms(0));
         let second = meter.report();
-        assert_eq!((second.round, second.bytes_down, second.non_finite), (2, 0, 3));
+        assert_eq!(
+            (second.round, second.bytes_down, second.non_finite),
+            (2, 0, 3)
+        );
         assert_eq!((second.peak_in_flight, second.in_flight_budget), (20, 100));
     }
 }

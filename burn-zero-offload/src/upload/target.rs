@@ -133,10 +133,11 @@ impl Unwritten {
 #[cfg(feature = "cubecl-backend")]
 mod cube {
     use burn::backend::tensor::FloatTensor;
+    use burn::backend::{Backend, TensorMetadata};
     use burn::tensor::{Bytes, Shape, StreamId, Tensor, read_sync};
     use burn_cubecl::tensor::CubeTensor;
     use burn_cubecl::{Cube, CubeBackend, CubeDevice};
-    use burn_fusion::{FusionBackend, FusionTensor, NoOp, get_client};
+    use burn_fusion::{Fusion, FusionBackend, NoOp, get_client};
     use burn_ir::{InitOperationIr, OperationIr, OperationOutput};
     use cubecl::server::MemoryLayout;
 
@@ -152,11 +153,7 @@ mod cube {
     }
 
     impl CubeUnwritten {
-        pub(super) fn new(
-            device: &CubeDevice,
-            shape: Shape,
-            precision: Precision,
-        ) -> Option<Self> {
+        pub(super) fn new(device: &CubeDevice, shape: Shape, precision: Precision) -> Option<Self> {
             let client = device.client();
             let dtype: burn::tensor::DType = to_dtype(precision).into();
             let MemoryLayout { memory, strides } = client.empty_tensor(shape.clone(), dtype.size());
@@ -181,33 +178,32 @@ mod cube {
         }
 
         pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
-            Tensor::from_primitive::<Cube>(FromCube::from_cube(self.tensor))
+            Tensor::from_primitive::<Cube>(<Cube as FromCube>::from_cube(self.tensor))
         }
     }
 
-    /// `Cube` has one of two tensor types, depending on whether anything in the build asked for
-    /// fusion; both are covered so that this crate need not know.
-    trait FromCube {
-        fn from_cube(tensor: CubeTensor) -> Self;
+    /// `Cube` is one of two backends, depending on whether anything in the build asked for fusion;
+    /// both are covered so that this crate need not know.
+    trait FromCube: Backend {
+        fn from_cube(tensor: CubeTensor) -> FloatTensor<Self>;
     }
 
-    impl FromCube for CubeTensor {
-        fn from_cube(tensor: CubeTensor) -> Self {
+    impl FromCube for CubeBackend {
+        fn from_cube(tensor: CubeTensor) -> CubeTensor {
             tensor
         }
     }
 
-    type Runtime = <CubeBackend as FusionBackend>::FusionRuntime;
-
-    impl FromCube for FusionTensor<Runtime> {
+    impl<B: FusionBackend + FromCube> FromCube for Fusion<B> {
         /// As Burn's fusion registers a tensor that comes from the host.
-        fn from_cube(tensor: FloatTensor<CubeBackend>) -> Self {
-            let client = get_client::<CubeBackend>(&tensor.device);
-            let (shape, dtype) = (tensor.meta.shape().clone(), tensor.dtype);
-            let init = InitOperationIr::create(shape, dtype, || {
-                client.register_tensor_handle(tensor.into())
-            });
-            let (init, nothing) = (OperationIr::Init(init), NoOp::<CubeBackend>::new());
+        fn from_cube(tensor: CubeTensor) -> FloatTensor<Self> {
+            let tensor = B::from_cube(tensor);
+            let client = get_client::<B>(&tensor.device());
+            let (shape, dtype) = (tensor.shape(), tensor.dtype());
+            let handle = B::float_tensor_handle(tensor);
+            let init =
+                InitOperationIr::create(shape, dtype, || client.register_tensor_handle(handle));
+            let (init, nothing) = (OperationIr::Init(init), NoOp::<B>::new());
             client.register(StreamId::current(), init, nothing).output()
         }
     }

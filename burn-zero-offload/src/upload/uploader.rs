@@ -67,7 +67,9 @@ impl Uploader {
             (true, None) => off("every parameter fits into one tile"),
             (true, Some(size)) => ring(target, tile * size, options.pinned),
         };
-        let sender = target.takes_tiles().then(|| Sender::start(boundaries.clone()));
+        let sender = target
+            .takes_tiles()
+            .then(|| Sender::start(boundaries.clone()));
         Ok(Self {
             tile,
             ring,
@@ -93,7 +95,7 @@ impl Uploader {
         let tiles = self.sender.as_ref().filter(|_| len > self.tile);
         let way = tiles.and_then(|sender| sender.begin(&target, slot, shape.clone(), precision));
         let way = match way {
-            Some(tiles) => Way::Tiles(tiles),
+            Some(tiles) => Way::Tiles(Box::new(tiles)),
             None => Way::Whole(DeviceImage::zeroed(precision, len)),
         };
         Upload {
@@ -119,7 +121,7 @@ pub(crate) struct Upload<'a> {
 
 enum Way<'a> {
     Whole(DeviceImage),
-    Tiles(super::sender::Tiles<'a>),
+    Tiles(Box<super::sender::Tiles<'a>>),
 }
 
 /// What an upload took.
@@ -134,7 +136,7 @@ impl Upload<'_> {
     pub(crate) fn tiles(&self) -> Vec<Range<usize>> {
         let len = self.shape.num_elements();
         match &self.way {
-            Way::Whole(_) => vec![0..len],
+            Way::Whole(_) => std::iter::once(0..len).collect(),
             Way::Tiles(_) => tiles(len, self.uploader.tile),
         }
     }
