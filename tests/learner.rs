@@ -15,7 +15,8 @@ use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::metric::LossMetric;
 use burn::train::{
-    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+    InferenceStep, Learner, LearnerModel, RegressionOutput, SupervisedTraining, TrainOutput,
+    TrainStep,
 };
 use burn_zero_offload::WithOffload;
 
@@ -109,7 +110,12 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn launch(&self, model: Net, optimizer: ModuleOptimizer) -> Net {
+    fn launch<M>(&self, model: M, optimizer: ModuleOptimizer) -> M
+    where
+        M: TrainStep<Input = Batch, Output = RegressionOutput>
+            + InferenceStep<Input = Batch, Output = RegressionOutput>
+            + LearnerModel,
+    {
         let schedule = LinearLrSchedulerConfig::new(1e-2, 1e-3, 40).init().unwrap();
         // 20 items in batches of 4: five batches, so windows of 4 end with a short one.
         let mut training = SupervisedTraining::new(self.folder, loader(0..20), loader(50..54))
@@ -213,5 +219,37 @@ fn the_model_a_fit_returns_saves_its_masters() {
         for ((_, half), (_, full)) in half.iter().zip(&full) {
             crate::common::assert_close(half, full, 1e-6, 0.005);
         }
+    }
+}
+
+/// With `InPlace` the learner trains the same weights, also across a checkpoint, with one handle.
+#[cfg(feature = "train")]
+#[test]
+fn in_place_changes_nothing_but_the_second_handle() {
+    use burn_zero_offload::InPlace;
+
+    for device in devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |epochs, resume| Run {
+            folder: folder.path(),
+            epochs,
+            accumulation: 2,
+            resume,
+        };
+        let (model, optimizer) = offloaded(FloatDType::BF16, &device);
+        run(2, None).launch(InPlace::new(model), optimizer);
+        let (model, optimizer) = offloaded(FloatDType::BF16, &device);
+        let in_place = run(4, Some(2)).launch(InPlace::new(model), optimizer);
+
+        let folder = tempfile::tempdir().unwrap();
+        let (model, optimizer) = offloaded(FloatDType::BF16, &device);
+        let plain = Run {
+            folder: folder.path(),
+            epochs: 4,
+            accumulation: 2,
+            resume: None,
+        };
+        let plain = plain.launch(model, optimizer);
+        assert_eq!(weights(&in_place.into_inner()), weights(&plain));
     }
 }

@@ -20,3 +20,4 @@ mod parity_with_burn;
 mod recipes;
 mod records;
 mod refusals;
+mod transfers;

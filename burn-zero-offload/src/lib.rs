@@ -98,6 +98,8 @@ mod download;
 mod engine;
 mod error;
 mod host;
+#[cfg(feature = "train")]
+mod in_place;
 mod kernels;
 mod layout;
 pub mod optimize;
@@ -108,6 +110,8 @@ mod upload;
 
 pub use config::OffloadConfig;
 pub use error::OffloadError;
+#[cfg(feature = "train")]
+pub use in_place::InPlace;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
 pub use report::{MemoryReport, StepReport};

@@ -26,7 +26,13 @@ pub(super) struct Sender {
     thread: Option<JoinHandle<()>>,
 }
 
-struct Job {
+enum Job {
+    Tile(TileJob),
+    /// Makes sure that what was enqueued for a device reaches it now.
+    Flush(Target),
+}
+
+struct TileJob {
     slot: usize,
     index: usize,
     to: Unwritten,
@@ -91,6 +97,17 @@ impl Sender {
     }
 }
 
+impl Sender {
+    /// Has what was enqueued for `target` handed to the device. CubeCL collects commands and hands them
+    /// over in groups; without this, whole tensors would wait until the step is over.
+    pub(super) fn flush(&self, target: &Target) {
+        if let Some(jobs) = &self.jobs {
+            // If the queue is full, a job that is still to run flushes as well.
+            let _ = jobs.try_send(Job::Flush(target.clone()));
+        }
+    }
+}
+
 impl Drop for Sender {
     fn drop(&mut self) {
         drop(self.jobs.take());
@@ -114,7 +131,7 @@ impl Tiles<'_> {
     /// Sends a tile to the byte `offset` of the parameter. Blocks while the thread is behind.
     pub(super) fn send(&mut self, offset: usize, tile: Tile) {
         self.progress.state.lock().pending += 1;
-        let job = Job {
+        let job = TileJob {
             slot: self.slot,
             index: self.sent,
             to: self.to.clone(),
@@ -123,7 +140,7 @@ impl Tiles<'_> {
             progress: self.progress.clone(),
         };
         self.sent += 1;
-        if self.jobs.send(job).is_err() {
+        if self.jobs.send(Job::Tile(job)).is_err() {
             let reason = "the thread that sends weights has ended".into();
             self.progress.complete(Err(reason));
         }
@@ -146,18 +163,26 @@ impl Tiles<'_> {
 
 fn run(queue: Receiver<Job>, boundaries: &Boundaries) {
     while let Ok(job) = queue.recv() {
-        let Job {
-            slot,
-            index,
-            to,
-            offset,
-            tile,
-            progress,
-        } = job;
-        let sent = catch_unwind(AssertUnwindSafe(move || {
-            boundaries.pass(Boundary::Sent { slot, tile: index })?;
-            to.write(offset, tile.into_bytes())
-        }));
-        progress.complete(sent.unwrap_or_else(|panic| Err(panics::message(panic))));
+        match job {
+            Job::Tile(job) => send(job, boundaries),
+            // What could go wrong here is noticed by whoever reads the weights.
+            Job::Flush(target) => drop(catch_unwind(AssertUnwindSafe(|| target.flush()))),
+        }
     }
+}
+
+fn send(job: TileJob, boundaries: &Boundaries) {
+    let TileJob {
+        slot,
+        index,
+        to,
+        offset,
+        tile,
+        progress,
+    } = job;
+    let sent = catch_unwind(AssertUnwindSafe(move || {
+        boundaries.pass(Boundary::Sent { slot, tile: index })?;
+        to.write(offset, tile.into_bytes())
+    }));
+    progress.complete(sent.unwrap_or_else(|panic| Err(panics::message(panic))));
 }

@@ -40,6 +40,18 @@ impl Target {
         }
     }
 
+    /// Waits until the device has taken over what was enqueued for it.
+    pub(super) fn flush(&self) {
+        match self {
+            Self::Whole(_) => {}
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(_, device) => {
+                // Failures live on the buffers and show where those are read.
+                let _ = device.client().flush();
+            }
+        }
+    }
+
     /// Sends a whole tensor.
     pub(crate) fn send<const D: usize>(
         &self,

@@ -30,6 +30,8 @@ use crate::optimize::{DeviceImage, ImageMut, Precision, TilePlan};
 const TILE: usize = 4 << 20;
 /// Most elements of the last tile, whose landing is waited for.
 const LAST: usize = 256 << 10;
+/// Bytes from which on a whole tensor is worth handing to the device at once.
+const FLUSHED: usize = 64 << 10;
 /// Buffers of the ring: one is written, one is on its way, two wait to be given back.
 const RING: usize = 4;
 
@@ -171,7 +173,12 @@ impl Upload<'_> {
         let (tensor, transfers) = match self.way {
             Way::Whole(image) => {
                 let bytes = super::weights::into_bytes(image);
-                (self.target.send(bytes, self.shape, self.precision), 1)
+                let large = bytes.len() >= FLUSHED;
+                let tensor = self.target.send(bytes, self.shape, self.precision);
+                if let Some(sender) = self.uploader.sender.as_ref().filter(|_| large) {
+                    sender.flush(&self.target);
+                }
+                (tensor, 1)
             }
             Way::Tiles(tiles) => tiles.finish()?,
         };

@@ -19,7 +19,7 @@ use burn::train::metric::LossMetric;
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_zero_offload::{OffloadConfig, OffloadError, WithOffload};
+use burn_zero_offload::{InPlace, OffloadConfig, OffloadError, WithOffload};
 
 const EPOCHS: usize = 5;
 const BATCH: usize = 64;
@@ -116,7 +116,12 @@ fn main() -> Result<(), OffloadError> {
         .with_default_checkpointers()
         .num_epochs(EPOCHS)
         .summary()
-        .launch(Learner::new(model, offload.optimizer(), schedule));
+        // `InPlace` spares the second handle to the weights that `Learner` keeps during a step.
+        .launch(Learner::new(
+            InPlace::new(model),
+            offload.optimizer(),
+            schedule,
+        ));
 
     // The trained model is in validation mode; what it saves are the fp32 master weights.
     result

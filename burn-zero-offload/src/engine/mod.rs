@@ -5,10 +5,11 @@
 //! the walk waits until all gradients handed over are on the host, so a round whose download
 //! failed changes no weight.
 
+mod build;
+mod values;
+
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use std::time::Instant;
 
 use burn::tensor::{Tensor, TensorData};
@@ -16,14 +17,17 @@ use parking_lot::Mutex;
 
 use crate::boundary::{Boundaries, Boundary};
 use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
-use crate::download::{Arrived, Downloader, Handover};
+use crate::download::{Downloader, Handover};
 use crate::error::OffloadError;
-use crate::host::{GradientStore, SavedState, SlotState};
+use crate::host::{GradientStore, SlotState};
 use crate::kernels::twin::count_non_finite_bytes;
 use crate::layout::SlotLayout;
-use crate::optimize::{DeviceImage, Precision, SimdLevel, TileStep, l2_norm};
+use crate::optimize::{Precision, SimdLevel, TileStep, l2_norm};
 use crate::report::{MemoryReport, Meter, StepReport};
-use crate::upload::{self, AutodiffContext, StorageId, Target, UploadOptions, Uploader};
+use crate::upload::{self, StorageId, Target, Uploader};
+
+pub(crate) use build::EngineOptions;
+use values::foreign;
 
 /// The host side of an offloaded model. Shared by taps, record mappers and optimizers.
 pub(crate) struct Engine {
@@ -65,78 +69,7 @@ impl Slot {
     }
 }
 
-/// What a user may choose about an engine; `None` everywhere is the default.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct EngineOptions {
-    /// Threads of the CPU step.
-    pub(crate) threads: Option<usize>,
-    /// Bytes of gradients in flight.
-    pub(crate) in_flight: Option<usize>,
-    /// How weights are sent.
-    pub(crate) upload: UploadOptions,
-}
-
-/// Bytes that may be in flight at least: a few packs of small gradients.
-const IN_FLIGHT: usize = 4 << 20;
-
 impl Engine {
-    /// An engine for `slots`, whose weights are on the device of `target`.
-    pub(crate) fn new(
-        slots: Vec<Slot>,
-        target: &Target,
-        options: EngineOptions,
-        simd: SimdLevel,
-    ) -> Result<Self, OffloadError> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let threads = |reason: String| OffloadError::Threads { reason };
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads.unwrap_or(0))
-            .thread_name(|index| format!("offload-step-{index}"))
-            .build()
-            .map_err(|error| threads(error.to_string()))?;
-
-        let layouts = slots.iter().map(|slot| &slot.layout);
-        let largest = layouts.clone().max_by_key(|layout| layout.device_bytes());
-        let needed = largest.map_or(0, |layout| layout.device_bytes());
-        let budget = options.in_flight.unwrap_or(IN_FLIGHT.max(2 * needed));
-        if budget < needed {
-            return Err(OffloadError::BudgetTooSmall {
-                budget,
-                path: largest.map_or_else(String::new, |layout| layout.path.clone()),
-                needed,
-            });
-        }
-
-        let boundaries = Boundaries::current();
-        let parameters = layouts.map(|layout| (layout.len(), layout.precision));
-        let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
-            .map_err(|error| threads(error.to_string()))?;
-        let (pinned_up, pinning) = uploader.pinning();
-        let meter = Arc::new(Meter::new(StepReport {
-            in_flight_budget: budget,
-            pinned_up,
-            pinning: pinning.to_string(),
-            ..Default::default()
-        }));
-        let gradients = Arc::new(GradientStore::new(slots.len()));
-        let deliver = Box::new(deliver(&slots, &gradients, &meter, &boundaries));
-        let downloader =
-            Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
-                .map_err(|error| threads(error.to_string()))?;
-        Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            slots,
-            gradients,
-            downloader,
-            uploader,
-            pool,
-            step: TileStep::new(simd),
-            meter,
-            boundaries,
-            restored: Mutex::default(),
-        })
-    }
-
     pub(crate) fn layout(&self, slot: usize) -> &SlotLayout {
         &self.slots[slot].layout
     }
@@ -298,76 +231,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The value of a parameter for a record, in `f32`, on the host.
-    ///
-    /// That is the master where `weights` hold its image. Otherwise (an older clone of the model,
-    /// weights edited since) it is `weights` themselves.
-    pub(crate) fn save<const D: usize>(&self, slot: usize, weights: Tensor<D>) -> Tensor<D> {
-        let Slot { layout, held } = &self.slots[slot];
-        let held = held.lock();
-        let values = or_panic(foreign(layout, &held.state, &held.on_device, &weights))
-            .unwrap_or_else(|| held.state.arena.master.to_vec());
-        upload::on_flex(values, weights.shape())
-    }
-
-    /// Takes a parameter's value from a record and returns the weights for the device.
-    ///
-    /// On an autodiff device the value becomes the master. A validation copy of the model has no
-    /// autodiff: loading into it leaves the training run alone.
-    pub(crate) fn load<const D: usize>(&self, slot: usize, value: Tensor<D>) -> Tensor<D> {
-        let Slot { layout, held } = &self.slots[slot];
-        let (context, shape, device) = (AutodiffContext::of(&value), value.shape(), value.device());
-        assert_eq!(
-            shape, layout.shape,
-            "the record holds parameter `{}` in another shape than the model has",
-            layout.path
-        );
-        let trains = value.is_autodiff();
-        let values = upload::read(value).and_then(upload::as_f32);
-        let values = or_panic(values.map_err(|reason| read_error(layout, reason)));
-        let image = DeviceImage::of(layout.precision, &values);
-        let weights = upload::to_device(image, shape, &device);
-        if trains {
-            let mut held = held.lock();
-            held.state.arena.master.copy_from_slice(&values);
-            held.on_device = StorageId::of(&weights);
-        }
-        context.restore(weights)
-    }
-
-    /// Optimizer state of a slot, copied for a record.
-    pub(crate) fn save_state(&self, slot: usize) -> SavedState {
-        self.slots[slot].held.lock().state.save()
-    }
-
-    /// Optimizer state of a slot from a record. `false`, with nothing changed, if it does not fit.
-    pub(crate) fn restore_state(&self, slot: usize, saved: SavedState) -> bool {
-        if !self.slots[slot].held.lock().state.restore(saved) {
-            return false;
-        }
-        let mut restored = self.restored.lock();
-        if !restored.insert(slot) {
-            // Seen before in this load: another record is being loaded over it.
-            restored.clear();
-            restored.insert(slot);
-        }
-        true
-    }
-
-    /// An optimizer record is the whole state: a parameter it has nothing for starts without any,
-    /// as in Burn. Burn does not say when a load is over, so this waits for the next update.
-    fn start_fresh_where_a_record_had_nothing(&self) {
-        let restored = std::mem::take(&mut *self.restored.lock());
-        if restored.is_empty() {
-            return;
-        }
-        for (index, slot) in self.slots.iter().enumerate() {
-            if !restored.contains(&index) {
-                slot.held.lock().state.reset();
-            }
-        }
-    }
-
     /// What the last round moved.
     pub(crate) fn report(&self) -> StepReport {
         self.meter.report()
@@ -415,65 +278,6 @@ impl GradientSink for Engine {
             remaining,
             gradient,
         });
-    }
-}
-
-/// What the download station does with a gradient that has arrived.
-fn deliver(
-    slots: &[Slot],
-    gradients: &Arc<GradientStore>,
-    meter: &Arc<Meter>,
-    boundaries: &Boundaries,
-) -> impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + use<> {
-    let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
-    let (gradients, meter, boundaries) = (gradients.clone(), meter.clone(), boundaries.clone());
-    move |arrived| {
-        let Arrived {
-            slot,
-            precision,
-            bytes,
-            non_finite,
-        } = arrived;
-        let (got, expected) = (bytes.len(), lens[slot] * precision.size());
-        if got != expected {
-            return Err(format!(
-                "it has {got} bytes of {precision:?}, the parameter needs {expected}"
-            ));
-        }
-        boundaries.pass(Boundary::Stored { slot })?;
-        meter.non_finite(non_finite);
-        gradients.add(slot, precision, bytes, |memory| boundaries.poison(memory));
-        Ok(())
-    }
-}
-
-/// The values of `weights` in `f32`, if they are not the image of the master weights: the model
-/// then holds something else than this engine gave it, and what the model holds counts.
-fn foreign<const D: usize>(
-    layout: &SlotLayout,
-    state: &SlotState,
-    on_device: &Option<StorageId>,
-    weights: &Tensor<D>,
-) -> Result<Option<Vec<f32>>, OffloadError> {
-    if on_device.is_some() && StorageId::of(weights) == *on_device {
-        return Ok(None);
-    }
-    let error = |reason| read_error(layout, reason);
-    let data = upload::read(weights.clone()).map_err(error)?;
-    let master = &state.arena.master;
-    let same = upload::to_precision(data.dtype()) == Some(layout.precision)
-        && data.as_bytes() == DeviceImage::of(layout.precision, master).as_bytes();
-    if same {
-        Ok(None)
-    } else {
-        upload::as_f32(data).map(Some).map_err(error)
-    }
-}
-
-fn read_error(layout: &SlotLayout, reason: String) -> OffloadError {
-    OffloadError::ReadWeights {
-        path: layout.path.clone(),
-        reason,
     }
 }
 

@@ -1,0 +1,117 @@
+//! How an engine is put together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Engine, Slot};
+use crate::boundary::{Boundaries, Boundary};
+use crate::download::{Arrived, Downloader};
+use crate::error::OffloadError;
+use crate::host::GradientStore;
+use crate::optimize::{SimdLevel, TileStep};
+use crate::report::{Meter, StepReport};
+use crate::upload::{Target, UploadOptions, Uploader};
+
+/// What a user may choose about an engine; `None` everywhere is the default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EngineOptions {
+    /// Threads of the CPU step.
+    pub(crate) threads: Option<usize>,
+    /// Bytes of gradients in flight.
+    pub(crate) in_flight: Option<usize>,
+    /// How weights are sent.
+    pub(crate) upload: UploadOptions,
+}
+
+/// Bytes that may be in flight at least: a few packs of small gradients.
+const IN_FLIGHT: usize = 4 << 20;
+
+impl Engine {
+    /// An engine for `slots`, whose weights are on the device of `target`.
+    pub(crate) fn new(
+        slots: Vec<Slot>,
+        target: &Target,
+        options: EngineOptions,
+        simd: SimdLevel,
+    ) -> Result<Self, OffloadError> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let threads = |reason: String| OffloadError::Threads { reason };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads.unwrap_or(0))
+            .thread_name(|index| format!("offload-step-{index}"))
+            .build()
+            .map_err(|error| threads(error.to_string()))?;
+
+        let layouts = slots.iter().map(|slot| &slot.layout);
+        let largest = layouts.clone().max_by_key(|layout| layout.device_bytes());
+        let needed = largest.map_or(0, |layout| layout.device_bytes());
+        let budget = options.in_flight.unwrap_or(IN_FLIGHT.max(2 * needed));
+        if budget < needed {
+            return Err(OffloadError::BudgetTooSmall {
+                budget,
+                path: largest.map_or_else(String::new, |layout| layout.path.clone()),
+                needed,
+            });
+        }
+
+        let boundaries = Boundaries::current();
+        let parameters = layouts.map(|layout| (layout.len(), layout.precision));
+        let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
+            .map_err(|error| threads(error.to_string()))?;
+        let (pinned_up, pinning) = uploader.pinning();
+        let meter = Arc::new(Meter::new(StepReport {
+            in_flight_budget: budget,
+            pinned_up,
+            pinning: pinning.to_string(),
+            ..Default::default()
+        }));
+        let gradients = Arc::new(GradientStore::new(slots.len()));
+        let deliver = Box::new(deliver(&slots, &gradients, &meter, &boundaries));
+        let downloader =
+            Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
+                .map_err(|error| threads(error.to_string()))?;
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            slots,
+            gradients,
+            downloader,
+            uploader,
+            pool,
+            step: TileStep::new(simd),
+            meter,
+            boundaries,
+            restored: Mutex::default(),
+        })
+    }
+}
+
+/// What the download station does with a gradient that has arrived.
+fn deliver(
+    slots: &[Slot],
+    gradients: &Arc<GradientStore>,
+    meter: &Arc<Meter>,
+    boundaries: &Boundaries,
+) -> impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + use<> {
+    let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
+    let (gradients, meter, boundaries) = (gradients.clone(), meter.clone(), boundaries.clone());
+    move |arrived| {
+        let Arrived {
+            slot,
+            precision,
+            bytes,
+            non_finite,
+        } = arrived;
+        let (got, expected) = (bytes.len(), lens[slot] * precision.size());
+        if got != expected {
+            return Err(format!(
+                "it has {got} bytes of {precision:?}, the parameter needs {expected}"
+            ));
+        }
+        boundaries.pass(Boundary::Stored { slot })?;
+        meter.non_finite(non_finite);
+        gradients.add(slot, precision, bytes, |memory| boundaries.poison(memory));
+        Ok(())
+    }
+}

@@ -1,0 +1,315 @@
+//! What the device holds while an offloaded model trains, on CubeCL's CPU runtime: a binary of its own,
+//! because the runtime's memory is the process's.
+//!
+//! Run with `--test-threads 1`, with and without the feature `fusion`. The first test prints the table
+//! of the README.
+
+#![allow(missing_docs)]
+
+#[allow(dead_code, reason = "shared with the other tests")]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use burn::module::{Module, Param};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_zero_offload::{InPlace, Offload, OffloadConfig, WithOffload};
+
+use common::{config, param, tensor};
+
+/// One test at a time, whatever the number of test threads: they all look at the same memory.
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Layers of square weights. Each is a matrix times a vector, spelled out: CubeCL's CPU runtime refuses
+/// half-precision matrix products of these sizes on machines with small caches.
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Param<Tensor<2>>>,
+}
+
+impl Stack {
+    fn new(layers: usize, width: usize, device: &Device) -> Self {
+        let layer = |i| param([width, width], i as u64, device);
+        Self {
+            layers: (0..layers).map(layer).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let width = x.dims()[1];
+        let apply = |h: Tensor<2>, layer: &Param<Tensor<2>>| {
+            (layer.val() * h).sum_dim(1).reshape([1, width]) * 0.05
+        };
+        let h = self.layers.iter().fold(x, apply);
+        h.cast(FloatDType::F32).powf_scalar(2.0).mean()
+    }
+}
+
+/// Bytes the device has in use, all of them: queued work is done first.
+fn in_use(device: &Device) -> u64 {
+    device.sync().unwrap();
+    usage(device)
+}
+
+fn usage(device: &Device) -> u64 {
+    let usage = device.clone().inner().memory_pool_usage();
+    usage.expect("CubeCL reports its memory").bytes_in_use
+}
+
+/// A thread that looks at the device's memory as often as it can.
+struct Peak {
+    highest: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Peak {
+    fn watch(device: &Device) -> Self {
+        let (highest, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let thread = std::thread::spawn({
+            let (highest, stop, device) = (highest.clone(), stop.clone(), device.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    highest.fetch_max(usage(&device), Ordering::Relaxed);
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+            }
+        });
+        Self {
+            highest,
+            stop,
+            thread,
+        }
+    }
+
+    fn end(self, device: &Device) -> u64 {
+        let last = in_use(device);
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap();
+        self.highest.load(Ordering::Relaxed).max(last)
+    }
+}
+
+/// Bytes at the stages of training steps.
+#[derive(Debug)]
+struct Stages {
+    /// Before the forward pass.
+    weights: u64,
+    /// Between forward and backward: weights and activations.
+    forward: u64,
+    /// The most in backward.
+    backward: u64,
+    /// The most in the optimizer's walk.
+    step: u64,
+}
+
+/// Two rounds, of which the second is measured: the first allocates what stays.
+fn stages<M: Module>(
+    device: &Device,
+    mut model: M,
+    mut optimizer: ModuleOptimizer,
+    loss: impl Fn(&M) -> Tensor<1>,
+    keep_old: bool,
+) -> Stages {
+    let base = in_use(device);
+    let mut stages = None;
+    for _ in 0..2 {
+        let weights = in_use(device);
+        let loss = loss(&model);
+        let forward = in_use(device);
+        let peak = Peak::watch(device);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let backward = peak.end(device);
+        let peak = Peak::watch(device);
+        // What burn-train's `Learner` does.
+        let old = keep_old.then(|| model.clone());
+        model = optimizer.step(1e-3, model, grads);
+        let step = peak.end(device);
+        drop(old);
+        stages = Some(Stages {
+            weights,
+            forward,
+            backward,
+            step,
+        });
+    }
+    assert!(base > 0);
+    stages.unwrap()
+}
+
+fn offloaded(model: Stack, config: OffloadConfig) -> (Stack, Offload) {
+    AdamWConfig::new().with_offload(config).init(model).unwrap()
+}
+
+const LAYERS: usize = 20;
+const WIDTH: usize = 1024;
+const PARAMETERS: u64 = (LAYERS * WIDTH * WIDTH) as u64;
+/// Bytes of the largest gradient.
+const LARGEST: u64 = 2 * (WIDTH * WIDTH) as u64;
+const BUDGET: u64 = 2 * LARGEST;
+/// Counters, inputs, and what CubeCL rounds allocations to.
+const SLACK: u64 = 64 << 10;
+
+fn large(device: &Device) -> (Stack, Offload) {
+    let config = config(FloatDType::F16).with_in_flight(Some(BUDGET as usize));
+    offloaded(Stack::new(LAYERS, WIDTH, device), config)
+}
+
+/// acceptance.md, memory 71: 20.97 M parameters. In backward the device holds half weights, the
+/// activations, the gradients in flight and one gradient more; in the step one parameter's new weights
+/// beside the old ones. `Learner` holds old and new weights; with `InPlace` it does not.
+#[test]
+fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    let input = tensor::<2>([1, WIDTH], 99, &device).cast(FloatDType::F16);
+    let loss = |model: &Stack| model.loss(input.clone());
+    let before = in_use(&device);
+
+    let (model, offload) = large(&device);
+    let lean = stages(&device, model, offload.optimizer(), loss, false);
+    let report = offload.report();
+    let moved = (report.bytes_down, report.bytes_up);
+    assert_eq!(moved, (2 * PARAMETERS, 2 * PARAMETERS));
+    assert!(report.peak_in_flight as u64 <= BUDGET, "{report}");
+    drop(offload);
+
+    let (model, offload) = large(&device);
+    let learner = stages(&device, model, offload.optimizer(), loss, true);
+    drop(offload);
+
+    let (model, offload) = large(&device);
+    let shared_loss = |model: &InPlace<Stack>| model.with(loss);
+    let model = InPlace::new(model);
+    let in_place = stages(&device, model, offload.optimizer(), shared_loss, true);
+    drop(offload);
+
+    let adamw = AdamWConfig::new().init();
+    let f32_loss = |model: &Stack| model.loss(input.clone().cast(FloatDType::F32));
+    let model = Stack::new(LAYERS, WIDTH, &device);
+    let plain = stages(&device, model, adamw, f32_loss, false);
+
+    let each = |bytes: u64| (bytes - before) as f64 / PARAMETERS as f64;
+    println!("| bytes per parameter | between steps | backward | step |");
+    for (name, s) in [
+        ("AdamW in f32", &plain),
+        ("offloaded", &lean),
+        ("offloaded, as `Learner` steps", &learner),
+        ("the same with `InPlace`", &in_place),
+    ] {
+        let (weights, backward, step) = (each(s.weights), each(s.backward), each(s.step));
+        println!("| {name} | {weights:.2} | {backward:.2} | {step:.2} |");
+    }
+
+    // The model's own intermediate: the product of weights and input before it is summed, in forward
+    // and again in backward.
+    let product = LARGEST;
+    for s in [&lean, &learner, &in_place] {
+        assert!(s.weights - before <= 2 * PARAMETERS + SLACK, "{s:?}");
+        let backward = s.forward + product + BUDGET + LARGEST + SLACK;
+        assert!(s.backward <= backward, "{s:?}");
+    }
+    for s in [&lean, &in_place] {
+        assert!(s.step <= s.weights + LARGEST + SLACK, "{s:?}");
+    }
+    assert!(
+        learner.step <= learner.weights + 2 * PARAMETERS + SLACK,
+        "{learner:?}"
+    );
+    assert!(
+        learner.step >= learner.weights + 2 * PARAMETERS - LARGEST,
+        "{learner:?}"
+    );
+    assert!(each(plain.step) >= 16.0, "{plain:?}");
+}
+
+/// acceptance.md, memory 74: 200 steps, device and host.
+#[test]
+fn memory_stays_flat_over_200_steps() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    let config = config(FloatDType::BF16).with_upload_tile(Some(500));
+    let (mut model, offload) = offloaded(Stack::new(3, 32, &device), config);
+    let mut optimizer = offload.optimizer();
+    let input = tensor::<2>([1, 32], 1, &device).cast(FloatDType::BF16);
+    let mut steps = |count: usize| {
+        for _ in 0..count {
+            let grads = GradientsParams::from_grads(model.loss(input.clone()).backward(), &model);
+            model = optimizer.step(1e-3, model.clone(), grads);
+        }
+        let usage = device.clone().inner().memory_pool_usage().unwrap();
+        (in_use(&device), usage.bytes_reserved, resident())
+    };
+    steps(40);
+    let early = steps(10);
+    let late = steps(150);
+    assert_eq!(early.0, late.0, "device bytes in use");
+    assert_eq!(early.1, late.1, "device bytes reserved");
+    // Every step that kept one gradient would add a megabyte.
+    assert!(
+        late.2 <= early.2 + (1 << 20),
+        "{} to {} bytes",
+        early.2,
+        late.2
+    );
+    let memory = offload.memory();
+    assert_eq!(memory.host_gradients, 0);
+    assert_eq!(memory.host_gradient_buffers, 2 * memory.parameters);
+}
+
+/// acceptance.md, memory 69.
+#[test]
+fn fifty_engines_come_and_go() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    let input = tensor::<2>([1, 32], 1, &device).cast(FloatDType::BF16);
+    let once = || {
+        let config = config(FloatDType::BF16).with_upload_tile(Some(500));
+        let (model, offload) = offloaded(Stack::new(4, 32, &device), config);
+        let grads = GradientsParams::from_grads(model.loss(input.clone()).backward(), &model);
+        offload.optimizer().step(1e-3, model, grads);
+    };
+    for _ in 0..5 {
+        once();
+    }
+    let before = (in_use(&device), threads());
+    let resident_before = resident();
+    for _ in 0..50 {
+        once();
+    }
+    assert_eq!((in_use(&device), threads()), before);
+    // Master weights and moments of 50 models would be 2.4 MB.
+    let resident = resident();
+    assert!(
+        resident <= resident_before + (1 << 20),
+        "{resident_before} to {resident} bytes"
+    );
+}
+
+fn status(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Bytes of the process in memory.
+fn resident() -> u64 {
+    status("VmRSS:") * 1024
+}
+
+/// Threads of the process.
+fn threads() -> u64 {
+    status("Threads:")
+}
