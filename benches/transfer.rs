@@ -25,11 +25,15 @@ fn main() {
     println!("{device:?}, medians of {runs} runs");
     let rates = rates::measure(&device, &rates::sizes(largest), runs);
     let (up, down) = rates::best(&rates);
-    println!(
-        "best: {:.3} GB/s up, {:.3} GB/s down\n",
-        up / 1e9,
-        down / 1e9
-    );
+    let link = up > 0.0 && down > 0.0;
+    match link {
+        true => println!(
+            "best: {:.3} GB/s up, {:.3} GB/s down\n",
+            up / 1e9,
+            down / 1e9
+        ),
+        false => println!("no link: the device's memory is the host's\n"),
+    }
     println!("| way | KiB | us | GB/s | share of the best |\n|---|---:|---:|---:|---:|");
     for rate in &rates {
         let best = match rate.way {
@@ -43,7 +47,8 @@ fn main() {
             rate.bytes >> 10,
             1e6 * rate.seconds,
             rate.per_second() / 1e9,
-            best.map_or("".into(), |best| format!("{:.2}", rate.per_second() / best)),
+            best.filter(|_| link)
+                .map_or("".into(), |best| format!("{:.2}", rate.per_second() / best)),
         );
     }
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The same tests on CubeCL's CPU runtime with fusion, and a build for CUDA (no GPU needed).
+# The same tests on CubeCL's CPU runtime with fusion, those of the device path without it too, and what
+# can be checked of CUDA without a GPU: it builds, and every kernel lowers to PTX and to C++.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . ci/environment.sh
@@ -7,10 +8,15 @@ cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/cubecl
 
 ci/llvm-from-debian.sh
-step "CPU runtime with fusion: lints"
-cargo clippy -p burn-zero-offload --features cpu,fusion --all-targets -- -D warnings
-step "CPU runtime with fusion: tests"
 # One test at a time: the runtime's workers spin, and tests side by side starve each other.
-cargo test -p burn-zero-offload --features cpu,fusion --lib --tests -- --test-threads 1
-step "CUDA: build"
+one="--test-threads 1"
+step "CPU runtime with fusion: lints"
+cargo clippy -p burn-zero-offload --features cpu,fusion,train --all-targets -- -D warnings
+step "CPU runtime with fusion: tests"
+cargo test -p burn-zero-offload --features cpu,fusion,train --lib --tests -- $one
+step "CPU runtime without fusion: device memory, faults, kernels, transfers"
+cargo test -p burn-zero-offload --features cpu,train --test device_memory -- $one
+cargo test -p burn-zero-offload --features cpu,train --lib -- $one fault_tests kernels download upload
+step "CUDA: build, and kernels lowered"
 cargo build -p burn-zero-offload --features cuda
+cargo test -p burn-zero-offload --features cuda --lib -- kernels

@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor, bf16};
+use burn::tensor::{Device, FloatDType, Tensor, bf16};
 use burn_zero_offload::optimize::{
     Adam, DeviceImage, GradientView, Moments, Precision, TileStep, WeightDecay,
 };
@@ -162,6 +162,24 @@ pub fn forward_and_backward(
         }
     }
     median(seconds)
+}
+
+/// Casts all weights of a model, which then trains in that type.
+pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
+    model.map(&mut Cast(dtype))
+}
+
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let trains = tensor.is_require_grad();
+            // Of the cast itself no gradient is wanted: the value is a leaf again.
+            let cast = Tensor::from_inner(tensor.inner().cast(self.0));
+            if trains { cast.require_grad() } else { cast }
+        })
+    }
 }
 
 /// Parameters per second of the CPU step alone, with gradients in place, measured on `len` of them.

@@ -5,7 +5,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use burn::tensor::{Device, Tensor, TensorData};
+#[cfg(feature = "cubecl-backend")]
+use burn::tensor::TensorData;
+use burn::tensor::{Device, Tensor};
 
 /// How bytes travel.
 #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
@@ -126,6 +128,7 @@ pub fn measure(device: &Device, sizes: &[usize], runs: usize) -> Vec<Rate> {
 }
 
 /// `Tensor::from_data` of values that are there already.
+#[cfg(feature = "cubecl-backend")]
 fn up(device: &Device, bytes: usize, runs: usize) -> f64 {
     median(runs, || {
         let len = bytes / size_of::<f32>();

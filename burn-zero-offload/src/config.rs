@@ -50,7 +50,7 @@ pub struct OffloadConfig {
     /// comes down twice: 4 bytes either way.
     pub in_flight: Option<usize>,
 
-    /// Elements per tile of an upload. Left out, 4 Mi elements.
+    /// Elements per tile of an upload, rounded up to an even number. Left out, 4 Mi elements.
     ///
     /// While one tile is on its way to the device the CPU step computes the next. Smaller parameters,
     /// and all on Flex, go in one piece. Changes speed, never a bit of the result.

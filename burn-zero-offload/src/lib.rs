@@ -41,18 +41,21 @@
 //!        |           backward            |
 //!        |              | gradient of one use, as soon as it is complete
 //!        |         (1) capture --------(2) download ------> (3) host
-//!        |          tap in the           thread, few          gradients of the round
-//!        |          autodiff graph       gradients alive      master, moments (fp32)
+//!        |          tap in the           packs, a budget,     gradients of the round
+//!        |          autodiff graph       a reader thread      master, moments (fp32)
 //!        |                               |                       |  step()
 //!        |                               |                  (4) optimize
 //!        |                               |                    Adam over tiles and threads
-//!        +-------- (5) upload <----------|-------------------- half image of the master
+//!        +-------- (5) upload <----------|-------------------- half image of the master, tile by tile
 //! ```
 //!
 //! Each station is a module; they meet only in the engine. A gradient leaves right after the
-//! operation that used its weight has run backward, before the layer beneath does, so the device
-//! never holds the gradients of a whole model. The parameter's leaf keeps a placeholder of one
-//! element, so Burn's containers, optimizers, schedulers and `Learner` work on unchanged.
+//! operation that used its weight has run backward, before the layer beneath does. What is on its way
+//! is bounded by a budget ([`OffloadConfig::in_flight`](OffloadConfig#structfield.in_flight)), so the
+//! device never holds the gradients of a whole model. The parameter's leaf keeps a placeholder of one
+//! element, so Burn's containers, optimizers, schedulers and `Learner` work on unchanged. Updated
+//! weights go into new buffers, tile by tile while the CPU step goes on; [`Offload::report`] counts
+//! what moved and what was waited for.
 //!
 //! # What holds
 //!
@@ -72,21 +75,22 @@
 //! | | plain Burn AdamW in f32 | offloaded, device | offloaded, host |
 //! |---|---|---|---|
 //! | weights | 4 | 2 | 4 (master) |
-//! | gradients | 4 | those in flight | 2, or 4 from the second pass of a round on |
+//! | gradients | 4 | those in flight | 2, or 4 where a round has several passes |
 //! | moments | 8 | 0 | 8 |
 //! | AMSGrad, if used | 4 | 0 | 4 |
 //!
 //! # Features
 //!
 //! `flex` (default), `cpu`, `cuda`, `rocm`, `metal`, `vulkan`, `webgpu`, `wgpu` and `fusion` are those
-//! of Burn. Flex is always compiled: records hold master weights as Flex tensors.
+//! of Burn. Flex is always compiled: records hold master weights as Flex tensors. `train` adds
+//! `InPlace`, which spares the second handle to the weights that burn-train's `Learner` keeps.
 //!
 //! # Failures
 //!
 //! What a correct program can meet is an [`OffloadError`]. Burn's optimizer and record interfaces
 //! return no errors; one that happens there becomes a panic with the same sentence. A failed download
-//! is noticed before any weight changes. [`Offload::flush`] reports a failed download before `step` does. A panic in the
-//! thread that reads gradients is caught and reported the same way.
+//! is noticed before any weight changes; [`Offload::flush`] reports it before `step` does. A panic in a
+//! thread that reads gradients or sends weights is caught and reported the same way.
 //!
 //! [arXiv 2101.06840]: https://arxiv.org/abs/2101.06840
 //! [Burn]: https://burn.dev

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 /// Two kinds of use share it. Gradients *in flight* give their bytes back by themselves, as soon as
 /// the reader has them on the host. Sums that are *held* on the device until their last use has
 /// arrived give theirs back only when they are sent; what they hold is decided from the order of the
-/// taps alone ([`holds`](Self::holds)), never from how far the reader has come, so that the grouping
+/// taps alone ([`hold`](Self::hold)), never from how far the reader has come, so that the grouping
 /// of a sum, and with it its rounding, does not depend on timing.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -27,6 +27,8 @@ struct Used {
     held: usize,
     /// Counts releases: whoever waits for one can tell that there was one.
     releases: u64,
+    /// Requests that have been refused and wait.
+    waiting: usize,
 }
 
 /// Bytes taken from a budget; dropping it gives them back.
@@ -59,7 +61,7 @@ impl Budget {
         let mut used = self.used.lock();
         let fits = used.in_flight + used.held + bytes <= self.limit;
         if !fits && used.in_flight > 0 {
-            return Err(Ticket(used.releases));
+            return Err(self.refuse(&mut used));
         }
         used.in_flight += bytes;
         let room = Room {
@@ -71,23 +73,70 @@ impl Budget {
     }
 
     #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
-    /// Whether a sum of `bytes` may be held beside those that are.
-    pub(super) fn holds(&self, bytes: usize) -> bool {
-        self.used.lock().held + bytes + self.largest <= self.limit
+    /// Takes `bytes` for a sum, if sums may hold that much. They may not be free yet: see
+    /// [`settle`](Self::settle).
+    pub(super) fn hold(self: &Arc<Self>, bytes: usize) -> Option<Room> {
+        let mut used = self.used.lock();
+        if used.held + bytes + self.largest > self.limit {
+            return None;
+        }
+        used.held += bytes;
+        Some(Room {
+            budget: self.clone(),
+            bytes,
+            held: true,
+        })
     }
 
-    /// Waits until anything was given back since `ticket` was handed out.
-    pub(super) fn wait(&self, ticket: Ticket) {
+    #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
+    /// The bytes taken, once they are within the limit. Not before something in flight has landed, if
+    /// sums were begun meanwhile.
+    pub(super) fn settle(self: &Arc<Self>) -> Result<usize, Ticket> {
         let mut used = self.used.lock();
-        while used.releases == ticket.0 {
-            self.freed.wait(&mut used);
+        if used.in_flight + used.held > self.limit && used.in_flight > 0 {
+            return Err(self.refuse(&mut used));
         }
+        Ok(used.in_flight + used.held)
+    }
+
+    fn refuse(self: &Arc<Self>, used: &mut Used) -> Ticket {
+        used.waiting += 1;
+        Ticket {
+            budget: self.clone(),
+            releases: used.releases,
+        }
+    }
+
+    /// Whether somebody waits. What holds bytes and could give them back should then do so.
+    pub(super) fn is_contended(&self) -> bool {
+        self.used.lock().waiting > 0
     }
 }
 
-/// What a refused request waits with.
+/// A refused request, which counts as waiting while this lives.
 #[derive(Debug)]
-pub(super) struct Ticket(u64);
+pub(super) struct Ticket {
+    budget: Arc<Budget>,
+    releases: u64,
+}
+
+impl Ticket {
+    /// Waits until anything was given back since the request was refused.
+    pub(super) fn wait(self) {
+        let mut used = self.budget.used.lock();
+        while used.releases == self.releases {
+            self.budget.freed.wait(&mut used);
+        }
+        // Dropping `self` takes the lock again.
+        drop(used);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.budget.used.lock().waiting -= 1;
+    }
+}
 
 impl Room {
     pub(super) fn bytes(&self) -> usize {
@@ -97,16 +146,6 @@ impl Room {
     /// Takes over the bytes of another room in flight.
     pub(super) fn absorb(&mut self, mut other: Room) {
         self.bytes += std::mem::take(&mut other.bytes);
-    }
-
-    #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
-    /// From in flight to held: a sum that stays on the device.
-    pub(super) fn hold(&mut self) {
-        if !std::mem::replace(&mut self.held, true) {
-            let mut used = self.budget.used.lock();
-            used.in_flight -= self.bytes;
-            used.held += self.bytes;
-        }
     }
 
     #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
@@ -156,8 +195,10 @@ mod tests {
         let budget = Budget::new(10, 4);
         let (room, _) = budget.try_take(10).unwrap();
         let ticket = budget.try_take(1).unwrap_err();
+        assert!(budget.is_contended());
         drop(room);
-        budget.wait(ticket);
+        ticket.wait();
+        assert!(!budget.is_contended());
         assert!(budget.try_take(10).is_ok());
     }
 
@@ -174,15 +215,27 @@ mod tests {
     #[test]
     fn sums_leave_room_for_the_largest_gradient() {
         let budget = Budget::new(10, 4);
-        assert!(budget.holds(6) && !budget.holds(7));
-        let (mut sum, _) = budget.try_take(4).unwrap();
-        sum.hold();
-        assert!(budget.holds(2) && !budget.holds(3));
+        assert!(budget.hold(7).is_none());
+        let mut sum = budget.hold(4).unwrap();
+        assert!(budget.hold(3).is_none());
         // Held bytes are not waited for: nothing in flight would give them back.
-        assert!(budget.try_take(6).is_ok());
+        let (gradient, used) = budget.try_take(6).unwrap();
+        assert_eq!(used, 10);
+        drop(gradient);
         sum.send();
-        assert!(budget.holds(6));
+        assert!(budget.hold(6).is_some());
         drop(sum);
         assert_eq!(budget.try_take(10).unwrap().1, 10);
+    }
+
+    #[test]
+    fn a_sum_settles_when_what_was_in_flight_before_it_has_landed() {
+        let budget = Budget::new(10, 4);
+        let (gradient, _) = budget.try_take(8).unwrap();
+        let _sum = budget.hold(6).unwrap();
+        let ticket = budget.settle().unwrap_err();
+        drop(gradient);
+        ticket.wait();
+        assert_eq!(budget.settle().unwrap(), 6);
     }
 }

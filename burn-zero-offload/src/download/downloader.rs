@@ -1,14 +1,14 @@
 //! The station's front: where taps hand gradients over, and where a step waits for them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::backend::Flex;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::budget::Room;
+use super::budget::{Room, Ticket};
 use super::parcel::{Member, Parcel};
 use super::reader::{Deliver, DownloadFailure, Progress};
 use super::{Budget, Reader};
@@ -123,6 +123,9 @@ impl Downloader {
                 );
             }
         }
+        if self.budget.is_contended() {
+            self.send_open(&mut desk);
+        }
     }
 
     /// Waits until everything handed over is stored, and reports the first failure once.
@@ -178,8 +181,9 @@ impl Downloader {
         // A sum travels in f32: it pays where that is less than its terms, and only then is the
         // memory it holds until the last of them worth it.
         let sum_bytes = 4 * len;
-        if sum_bytes < (1 + remaining) * bytes && self.budget.holds(sum_bytes) {
-            let room = self.room(desk, sum_bytes);
+        let pays = sum_bytes < (1 + remaining) * bytes;
+        if let Some(room) = pays.then(|| self.budget.hold(sum_bytes)).flatten() {
+            self.wait_until(desk, || self.budget.settle().map(|taken| ((), taken)));
             return desk.outbox.begin_sum(slot, gradient, room);
         }
         if bytes > SMALL {
@@ -198,22 +202,33 @@ impl Downloader {
         desk.outbox.put(slot, gradient, precision);
     }
 
-    /// Takes room for `bytes`, waiting for it if need be. What is open is sent first: it would hold
-    /// its room for ever, as it waits for gradients that come after this one.
+    /// Takes room for `bytes`, waiting for it if need be.
+    ///
+    /// What is open is sent first: it would hold its room for ever, as it waits for gradients that come
+    /// after this one. What other threads open in the meantime they send at once (see
+    /// [`hand_over`](Self::hand_over)). So whatever is in flight comes back by itself.
     fn room(&self, desk: &mut MutexGuard<'_, Desk>, bytes: usize) -> Room {
-        let mut waited_since = None;
+        self.wait_until(desk, || self.budget.try_take(bytes))
+    }
+
+    /// Attempts something until the budget allows it; it returns the bytes taken then.
+    fn wait_until<T>(
+        &self,
+        desk: &mut MutexGuard<'_, Desk>,
+        attempt: impl Fn() -> Result<(T, usize), Ticket>,
+    ) -> T {
+        let mut waited = Duration::ZERO;
         loop {
-            match self.budget.try_take(bytes) {
-                Ok((room, in_flight)) => {
-                    let waited =
-                        waited_since.map_or_else(Default::default, |at: Instant| at.elapsed());
+            match attempt() {
+                Ok((granted, in_flight)) => {
                     self.progress.meter.in_flight(in_flight, waited);
-                    return room;
+                    return granted;
                 }
                 Err(ticket) => {
-                    waited_since.get_or_insert_with(Instant::now);
                     self.send_open(desk);
-                    MutexGuard::unlocked(desk, || self.budget.wait(ticket));
+                    let started = Instant::now();
+                    MutexGuard::unlocked(desk, || ticket.wait());
+                    waited += started.elapsed();
                 }
             }
         }
@@ -267,104 +282,4 @@ impl Downloader {
 }
 
 #[cfg(test)]
-mod tests {
-    use burn::tensor::{DType, Device, Tensor, TensorData};
-
-    use super::super::Arrived;
-    use super::*;
-    use crate::report::StepReport;
-
-    const SLOTS: usize = 10_000;
-    const LEN: usize = 64;
-
-    fn gradient(device: &Device) -> DeviceGradient {
-        let data = TensorData::new((0..LEN).map(|i| i as f32).collect::<Vec<_>>(), [LEN]);
-        let tensor = Tensor::<1>::from_data(data, (device, DType::BF16));
-        #[cfg(feature = "cpu")]
-        if let Ok(primitive) = tensor.clone().try_into_primitive::<burn_cubecl::Cube>() {
-            return cube::Resolve::resolve(primitive);
-        }
-        DeviceGradient::Flex(tensor.try_into_primitive::<Flex>().expect("a Flex tensor"))
-    }
-
-    #[cfg(feature = "cpu")]
-    mod cube {
-        use burn_cubecl::CubeBackend;
-        use burn_cubecl::tensor::CubeTensor;
-        use burn_fusion::{FusionBackend, FusionTensor};
-
-        use super::DeviceGradient;
-
-        pub(super) trait Resolve {
-            fn resolve(self) -> DeviceGradient;
-        }
-
-        impl Resolve for CubeTensor {
-            fn resolve(self) -> DeviceGradient {
-                DeviceGradient::Cube(Box::new(self))
-            }
-        }
-
-        #[cfg(feature = "fusion")]
-        impl Resolve for FusionTensor<<CubeBackend as FusionBackend>::FusionRuntime> {
-            fn resolve(self) -> DeviceGradient {
-                let client = self.client.clone();
-                client.resolve_tensor_float::<CubeBackend>(self).resolve()
-            }
-        }
-    }
-
-    impl DeviceGradient {
-        fn again(&self) -> Self {
-            match self {
-                Self::Flex(tensor) => Self::Flex(tensor.clone()),
-                #[cfg(feature = "cubecl-backend")]
-                Self::Cube(tensor) => Self::Cube(tensor.clone()),
-            }
-        }
-    }
-
-    #[test]
-    fn ten_thousand_small_gradients_need_at_most_a_hundred_transfers() {
-        let devices = [
-            Device::flex(),
-            #[cfg(feature = "cpu")]
-            Device::cpu(),
-        ];
-        for device in devices {
-            let meter = Arc::new(Meter::new(StepReport::default()));
-            let arrived: Arc<Mutex<Vec<u32>>> = Arc::new(Mutex::new(vec![0; SLOTS]));
-            let deliver = {
-                let arrived = arrived.clone();
-                move |gradient: Arrived<'_>| {
-                    let expected = (0..LEN).map(|i| half::bf16::from_f32(i as f32).to_ne_bytes());
-                    assert!(gradient.bytes.iter().copied().eq(expected.flatten()));
-                    arrived.lock()[gradient.slot] += 1;
-                    Ok(())
-                }
-            };
-            let downloader = Downloader::start(
-                4 << 20,
-                LEN * 2,
-                Box::new(deliver),
-                meter.clone(),
-                Boundaries::current(),
-            )
-            .unwrap();
-            let gradient = gradient(&device);
-            for slot in 0..SLOTS {
-                downloader.hand_over(Handover {
-                    slot,
-                    precision: Precision::Bf16,
-                    remaining: 0,
-                    gradient: gradient.again(),
-                });
-            }
-            downloader.finish().unwrap();
-            assert_eq!(*arrived.lock(), vec![1; SLOTS]);
-            let report = meter.report();
-            assert_eq!(report.bytes_down, (SLOTS * LEN * 2) as u64);
-            assert!(report.transfers_down <= 100, "{report}");
-        }
-    }
-}
+mod tests;

@@ -103,9 +103,8 @@ impl Outbox {
     }
 
     /// Begins a sum with its first term.
-    pub(super) fn begin_sum(&mut self, slot: usize, gradient: CubeTensor, mut room: Room) {
+    pub(super) fn begin_sum(&mut self, slot: usize, gradient: CubeTensor, room: Room) {
         let len = gradient.meta.num_elements();
-        room.hold();
         let value = empty(&gradient, len, Precision::F32);
         kernels::pack(&gradient, &value, 0, &counters(&gradient, 1), 0);
         self.sums.push(Sum {

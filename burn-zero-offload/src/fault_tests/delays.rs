@@ -113,7 +113,7 @@ fn any_budget_that_holds_the_largest_gradient_gives_the_same_bits() {
 fn tiles_of_any_size_give_the_same_bits() {
     for device in devices() {
         let whole = train(&device, config().with_upload_tile(Some(1 << 30)), None);
-        for tile in [37, 1000, 160 * 256] {
+        for tile in [1, 37, 1000, 160 * 256] {
             let config = config().with_upload_tile(Some(tile));
             assert_eq!(train(&device, config, None), whole, "tiles of {tile}");
         }

@@ -161,8 +161,10 @@ mod tests {
         assert_eq!(sent.len(), 16);
     }
 
+    /// acceptance.md, memory 65 and 66: the ring is buffers of exactly the size asked for, each an
+    /// allocation of its own.
     #[test]
-    fn memory_that_is_not_pinned_is_not_reported_as_pinned() {
+    fn the_ring_reports_what_is_pinned_and_nothing_else() {
         assert_eq!(ring(2, 64).pinned_bytes(), 0);
         let pinned = |_| {
             let memory = bytes::Bytes::from(vec![0u8; 32]);

@@ -27,7 +27,7 @@ pub(super) struct Sender {
 }
 
 enum Job {
-    Tile(TileJob),
+    Tile(Box<TileJob>),
     /// Makes sure that what was enqueued for a device reaches it now.
     Flush(Target),
 }
@@ -140,7 +140,7 @@ impl Tiles<'_> {
             progress: self.progress.clone(),
         };
         self.sent += 1;
-        if self.jobs.send(Job::Tile(job)).is_err() {
+        if self.jobs.send(Job::Tile(Box::new(job))).is_err() {
             let reason = "the thread that sends weights has ended".into();
             self.progress.complete(Err(reason));
         }
@@ -164,7 +164,7 @@ impl Tiles<'_> {
 fn run(queue: Receiver<Job>, boundaries: &Boundaries) {
     while let Ok(job) = queue.recv() {
         match job {
-            Job::Tile(job) => send(job, boundaries),
+            Job::Tile(job) => send(*job, boundaries),
             // What could go wrong here is noticed by whoever reads the weights.
             Job::Flush(target) => drop(catch_unwind(AssertUnwindSafe(|| target.flush()))),
         }

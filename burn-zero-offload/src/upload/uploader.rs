@@ -30,6 +30,9 @@ use crate::optimize::{DeviceImage, ImageMut, Precision, TilePlan};
 const TILE: usize = 4 << 20;
 /// Most elements of the last tile, whose landing is waited for.
 const LAST: usize = 256 << 10;
+/// Elements that tiles begin at a multiple of: two halves make the word of 4 bytes in which some devices
+/// copy.
+const WORD: usize = 2;
 /// Bytes from which on a whole tensor is worth handing to the device at once.
 const FLUSHED: usize = 64 << 10;
 /// Buffers of the ring: one is written, one is on its way, two wait to be given back.
@@ -61,7 +64,7 @@ impl Uploader {
         parameters: impl Iterator<Item = (usize, Precision)>,
         boundaries: &Boundaries,
     ) -> io::Result<Self> {
-        let tile = options.tile.unwrap_or(TILE);
+        let tile = options.tile.unwrap_or(TILE).next_multiple_of(WORD);
         let tiled = parameters.filter(|(len, _)| *len > tile);
         let widest = tiled.map(|(_, precision)| precision.size()).max();
         let (ring, pinning) = match (target.takes_tiles(), widest) {
@@ -195,8 +198,9 @@ fn tiles(len: usize, tile: usize) -> Vec<Range<usize>> {
         && last.len() > LAST
     {
         let end = last.end;
-        last.end -= LAST;
-        tiles.push(end - LAST..end);
+        last.end = (end - LAST).next_multiple_of(WORD);
+        let split = last.end;
+        tiles.push(split..end);
     }
     tiles
 }
@@ -225,11 +229,19 @@ mod tests {
 
     #[test]
     fn tiles_cover_a_parameter_once_and_end_in_a_small_one() {
-        for (len, tile) in [(1, 1), (10, 3), (LAST + 1, LAST + 1), (5 * LAST, 2 * LAST)] {
+        let long = 5 * LAST;
+        for (len, tile) in [
+            (1, 2),
+            (10, 4),
+            (LAST + 1, LAST + 2),
+            (long, long),
+            (long + 1, 2 * LAST),
+        ] {
             let tiles = tiles(len, tile);
             let mut next = 0;
             for tile in &tiles {
                 assert_eq!(tile.start, next);
+                assert!(tile.start.is_multiple_of(WORD));
                 assert!(!tile.is_empty());
                 next = tile.end;
             }

@@ -1,8 +1,7 @@
 //! Training steps of the GPT of `train-gpt`, on tokens that are always the same.
 
-use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::args::Setting;
 use crate::model::{Gpt, GptConfig};
@@ -73,22 +72,4 @@ pub fn step(
     let loss = tokens.loss(&model);
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     (optimizer.step(lr, model, grads), loss.inner())
-}
-
-/// Casts all weights of a model, which then trains in that type.
-pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
-    model.map(&mut Cast(dtype))
-}
-
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|tensor| {
-            let trains = tensor.is_require_grad();
-            // Of the cast itself no gradient is wanted: the value is a leaf again.
-            let cast = Tensor::from_inner(tensor.inner().cast(self.0));
-            if trains { cast.require_grad() } else { cast }
-        })
-    }
 }

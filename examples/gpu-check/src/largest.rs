@@ -106,7 +106,7 @@ pub fn try_one(args: &Args, offloaded: bool) -> Result<()> {
 fn ballast(setting: &Setting) -> Result<Vec<Tensor<1>>> {
     const BLOCK: u64 = 512 << 20;
     let client = crate::rates::client(&setting.device).context("not a CubeCL device")?;
-    let total = client.properties().memory.max_memory;
+    let total = client.properties().memory.max_memory();
     let total = total.context("the device does not say how much memory it has")?;
     // What the driver keeps for itself stays free as well.
     let free = (setting.card_gib << 30) + BLOCK;

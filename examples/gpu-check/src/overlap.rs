@@ -4,9 +4,9 @@ use burn::module::Module;
 use burn_zero_offload::{OffloadConfig, WithOffload};
 
 use crate::args::Setting;
-use crate::gpt::{Tokens, adamw, cast, config};
+use crate::gpt::{Tokens, adamw, config};
 use crate::model::Gpt;
-use crate::parts::{Offloaded, cpu_step_rate, forward_and_backward};
+use crate::parts::{Offloaded, cast, cpu_step_rate, forward_and_backward};
 use crate::table::{Row, number};
 use crate::transfers::Link;
 

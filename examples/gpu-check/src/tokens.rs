@@ -7,9 +7,9 @@ use burn::optim::ModuleOptimizer;
 use burn_zero_offload::{OffloadConfig, WithOffload};
 
 use crate::args::Setting;
-use crate::gpt::{Tokens, adamw, cast, config, step};
+use crate::gpt::{Tokens, adamw, config, step};
 use crate::model::Gpt;
-use crate::parts::{finish, median};
+use crate::parts::{cast, finish, median};
 use crate::table::{Row, number};
 
 /// The measurement.
