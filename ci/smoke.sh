@@ -21,3 +21,14 @@ root=$PWD
   --features flex)
 step "benchmark cpu_step"
 cargo bench -p burn-zero-offload --bench cpu_step -- 1000000
+step "benchmark transfer, small"
+cargo bench -p burn-zero-offload --bench transfer -- 1 3
+step "benchmark step, small"
+cargo bench -p burn-zero-offload --bench step -- 20 64 2
+step "example gpu-check on Flex, small"
+cargo run --release -p gpu-check -- --device flex --small --out "$out/gpu-check.md"
+grep -q '| parity |' "$out/gpu-check.md"
+step "example gpu-check says that a build without CUDA has none, and exits with 2"
+code=0
+cargo run --release -p gpu-check || code=$?
+[ "$code" = 2 ]

@@ -284,17 +284,24 @@ fn fifty_engines_come_and_go() {
     for _ in 0..5 {
         once();
     }
-    let before = (in_use(&device), threads());
-    let resident_before = resident();
+    let before = (in_use(&device), threads(), resident());
     for _ in 0..50 {
         once();
     }
-    assert_eq!((in_use(&device), threads()), before);
+    assert_eq!(in_use(&device), before.0);
+    // Threads end a little after their pool: 50 engines that left one each would show anyway.
+    assert!(
+        threads() < before.1 + 25,
+        "{} to {} threads",
+        before.1,
+        threads()
+    );
     // Master weights and moments of 50 models would be 2.4 MB.
     let resident = resident();
     assert!(
-        resident <= resident_before + (1 << 20),
-        "{resident_before} to {resident} bytes"
+        resident <= before.2 + (1 << 20),
+        "{} to {resident} bytes",
+        before.2
     );
 }
 

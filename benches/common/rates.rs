@@ -105,7 +105,7 @@ pub fn measure(device: &Device, sizes: &[usize], runs: usize) -> Vec<Rate> {
             })
         };
         #[cfg(feature = "cubecl-backend")]
-        if let Some(client) = cube::client(device) {
+        if let Some(client) = client(device) {
             for (way, seconds) in cube::measure(&client, bytes, runs) {
                 add(way, seconds);
             }

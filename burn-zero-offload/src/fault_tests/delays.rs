@@ -60,7 +60,34 @@ fn delays_and_poison_change_no_bit() {
     }
 }
 
-/// The test above would prove nothing if data did not pass the boundaries.
+/// Every set of stations is slower than the others once. On Flex, whose steps are short enough.
+#[test]
+fn whichever_stations_are_slow_no_bit_changes() {
+    let device = burn::tensor::Device::flex().autodiff();
+    let expected = train(&device, config(), None);
+    let all = one_of_each();
+    for set in 0..1u32 << all.len() {
+        let slow: Vec<_> = all
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| set & (1 << index) != 0)
+            .map(|(_, boundary)| discriminant(boundary))
+            .collect();
+        let hook: Arc<Hook> = Arc::new(move |boundary| {
+            if slow.contains(&discriminant(&boundary)) {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            Ok(())
+        });
+        assert_eq!(
+            train(&device, config(), Some(hook)),
+            expected,
+            "set {set:b}"
+        );
+    }
+}
+
+/// The tests above would prove nothing if data did not pass the boundaries.
 #[test]
 fn data_passes_every_boundary() {
     let cubecl = cfg!(feature = "cpu");

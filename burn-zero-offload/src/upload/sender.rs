@@ -95,9 +95,7 @@ impl Sender {
             progress: Arc::default(),
         })
     }
-}
 
-impl Sender {
     /// Has what was enqueued for `target` handed to the device. CubeCL collects commands and hands them
     /// over in groups; without this, whole tensors would wait until the step is over.
     pub(super) fn flush(&self, target: &Target) {

@@ -49,6 +49,10 @@ pub fn run(setting: &Setting, role: &str, layers: usize, limit: Duration) -> Res
     if setting.small {
         command.arg("--small");
     }
+    if role != STREAMS {
+        // Those only ask whether a model fits: every one of them would tune its kernels anew.
+        command.env("CUBECL_AUTOTUNE_LEVEL", "minimal");
+    }
     // What goes wrong in there is this process' to report, in one line.
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command

@@ -31,21 +31,22 @@ pub fn describe(setting: &Setting) -> String {
     };
     format!(
         "# gpu-check, {} UTC\n\n\
-         Device: {} ({}). Features: {}. Host: {cores} cores, {:.0} GiB. Burn {}, {size}.",
+         Device: {} ({}). Features: {}. Host: {cores} cores, {:.0} GiB. Burn 0.22, {size}.",
         date(since.map_or(0, |since| since.as_secs())),
         card(setting),
         setting.backend.name(),
         features.join(", "),
         host_bytes("MemTotal:").unwrap_or(0) as f64 / (1u64 << 30) as f64,
-        "0.22",
     )
 }
 
 /// The name of the card.
 #[cfg(feature = "cubecl-backend")]
 fn card(setting: &Setting) -> String {
-    let identity = setting.device.identity();
-    identity.map_or_else(|| "host".into(), |identity| identity.name)
+    // The first look at the device: one that cannot be opened is for the first check to report.
+    let identity = std::panic::catch_unwind(|| setting.device.identity());
+    let identity = identity.ok().flatten();
+    identity.map_or_else(|| "unknown".into(), |identity| identity.name)
 }
 
 /// The name of the card.

@@ -9,8 +9,7 @@
 //! Without `--device` it wants a CUDA device and exits with 2 where there is none. Otherwise it exits
 //! with 1 if a check failed and with 0 if all passed. Progress goes to stderr, the table to stdout.
 //!
-//! The optimizer's share of a check is only as good as its inputs: rows marked `info` are
-//! measurements without a bound, `skip` rows say what was not run and why.
+//! Rows marked `info` are measurements without a bound; `skip` rows say what was not run and why.
 
 mod args;
 mod child;

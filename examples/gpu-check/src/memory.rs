@@ -80,7 +80,7 @@ pub fn check(setting: &Setting) -> Vec<Row> {
         let reason = format!("{} does not report its memory", setting.backend.name());
         return vec![Row::skip("peak of the device", reason)];
     }
-    let half = setting.half();
+    let half = setting.products();
     let size = if half == FloatDType::F32 { 4 } else { 2 };
     let largest = (config.width * config.width * size) as u64;
     let Some(need) = offloaded(setting, config, half) else {

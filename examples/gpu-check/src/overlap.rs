@@ -12,6 +12,9 @@ use crate::transfers::Link;
 
 /// The measurement.
 pub fn measure(setting: &Setting, link: &Link) -> Vec<Row> {
+    if let Some(reason) = setting.no_gpt() {
+        return vec![Row::skip("the step and its parts", reason)];
+    }
     let (config, batch) = config(setting);
     let device = setting.device.clone().autodiff();
     let tokens = Tokens::new(&config, batch, &device);

@@ -14,6 +14,9 @@ use crate::table::{Row, number};
 
 /// The measurement.
 pub fn measure(setting: &Setting) -> Vec<Row> {
+    if let Some(reason) = setting.no_gpt() {
+        return vec![Row::skip("tokens per second", reason)];
+    }
     let (config, batch) = config(setting);
     let device = setting.device.clone().autodiff();
     let tokens = Tokens::new(&config, batch, &device);

@@ -49,7 +49,7 @@ pub fn measure(setting: &Setting, link: &mut Link) -> Vec<Row> {
     let config = StackConfig::of(setting);
     let device = setting.device.clone().autodiff();
     let made = AdamWConfig::new()
-        .with_offload(OffloadConfig::new())
+        .with_offload(OffloadConfig::new().with_dtype(Some(setting.products())))
         .init(config.init(&device));
     let trained = Offloaded::new(made.expect("a stack can be offloaded"), &setting.device);
     let input = config.input(&device, trained.offload.dtype());
