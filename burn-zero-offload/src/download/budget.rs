@@ -27,8 +27,6 @@ struct Used {
     held: usize,
     /// Counts releases: whoever waits for one can tell that there was one.
     releases: u64,
-    /// Requests that have been refused and wait.
-    waiting: usize,
 }
 
 /// Bytes taken from a budget; dropping it gives them back.
@@ -61,7 +59,7 @@ impl Budget {
         let mut used = self.used.lock();
         let fits = used.in_flight + used.held + bytes <= self.limit;
         if !fits && used.in_flight > 0 {
-            return Err(self.refuse(&mut used));
+            return Err(self.refuse(&used));
         }
         used.in_flight += bytes;
         let room = Room {
@@ -92,28 +90,22 @@ impl Budget {
     /// The bytes taken, once they are within the limit. Not before something in flight has landed, if
     /// sums were begun meanwhile.
     pub(super) fn settle(self: &Arc<Self>) -> Result<usize, Ticket> {
-        let mut used = self.used.lock();
+        let used = self.used.lock();
         if used.in_flight + used.held > self.limit && used.in_flight > 0 {
-            return Err(self.refuse(&mut used));
+            return Err(self.refuse(&used));
         }
         Ok(used.in_flight + used.held)
     }
 
-    fn refuse(self: &Arc<Self>, used: &mut Used) -> Ticket {
-        used.waiting += 1;
+    fn refuse(self: &Arc<Self>, used: &Used) -> Ticket {
         Ticket {
             budget: self.clone(),
             releases: used.releases,
         }
     }
-
-    /// Whether somebody waits. What holds bytes and could give them back should then do so.
-    pub(super) fn is_contended(&self) -> bool {
-        self.used.lock().waiting > 0
-    }
 }
 
-/// A refused request, which counts as waiting while this lives.
+/// What a refused request waits with.
 #[derive(Debug)]
 pub(super) struct Ticket {
     budget: Arc<Budget>,
@@ -127,14 +119,6 @@ impl Ticket {
         while used.releases == self.releases {
             self.budget.freed.wait(&mut used);
         }
-        // Dropping `self` takes the lock again.
-        drop(used);
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.budget.used.lock().waiting -= 1;
     }
 }
 
@@ -195,10 +179,8 @@ mod tests {
         let budget = Budget::new(10, 4);
         let (room, _) = budget.try_take(10).unwrap();
         let ticket = budget.try_take(1).unwrap_err();
-        assert!(budget.is_contended());
         drop(room);
         ticket.wait();
-        assert!(!budget.is_contended());
         assert!(budget.try_take(10).is_ok());
     }
 

@@ -123,9 +123,6 @@ impl Downloader {
                 );
             }
         }
-        if self.budget.is_contended() {
-            self.send_open(&mut desk);
-        }
     }
 
     /// Waits until everything handed over is stored, and reports the first failure once.
@@ -204,9 +201,8 @@ impl Downloader {
 
     /// Takes room for `bytes`, waiting for it if need be.
     ///
-    /// What is open is sent first: it would hold its room for ever, as it waits for gradients that come
-    /// after this one. What other threads open in the meantime they send at once (see
-    /// [`hand_over`](Self::hand_over)). So whatever is in flight comes back by itself.
+    /// What is open, of any thread, is sent before each wait: it would hold its room for ever, as it
+    /// waits for more gradients. So whatever stands in the way comes back by itself.
     fn room(&self, desk: &mut MutexGuard<'_, Desk>, bytes: usize) -> Room {
         self.wait_until(desk, || self.budget.try_take(bytes))
     }

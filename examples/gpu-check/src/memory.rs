@@ -142,9 +142,6 @@ pub fn check(setting: &Setting) -> Vec<Row> {
     rows
 }
 
-/// Rounds that are looked at, after one in which kernels are compiled and tuned.
-const ROUNDS: usize = 3;
-
 fn offloaded(setting: &Setting, config: StackConfig, dtype: FloatDType) -> Option<Need> {
     let device = &setting.device;
     let tracked = device.clone().autodiff();
@@ -161,7 +158,8 @@ fn offloaded(setting: &Setting, config: StackConfig, dtype: FloatDType) -> Optio
     let held = |now: u64| now.saturating_sub(before + input_bytes);
     let weights = held(in_use(device)?);
     let (mut activations, mut peak) = (0, 0);
-    for round in 0..=ROUNDS {
+    // In the first, which does not count, kernels are compiled and tuned.
+    for round in 0..=setting.size(1, 3) {
         let sampler = Sampler::start(device);
         let loss = model.loss(input.clone());
         // All that backward will need is there now, and nothing that it makes.

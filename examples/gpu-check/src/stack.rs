@@ -29,7 +29,7 @@ impl StackConfig {
     pub fn of(setting: &Setting) -> Self {
         setting.size(
             Self {
-                layers: 6,
+                layers: 3,
                 width: 256,
                 batch: 32,
             },

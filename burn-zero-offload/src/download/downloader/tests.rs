@@ -111,14 +111,19 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
     };
     let (open_gate, gate) = channel::<()>();
     let gate = Mutex::new(Some(gate));
+    let sent: Arc<Mutex<Option<usize>>> = Arc::default();
     // Holds the reader at its first parcel.
-    let hook = move |boundary| {
-        if matches!(boundary, Boundary::Read { .. })
-            && let Some(gate) = gate.lock().take()
-        {
-            gate.recv().expect("the gate opens");
+    let hook = {
+        let sent = sent.clone();
+        move |boundary| {
+            if let Boundary::Read { slot } = boundary
+                && let Some(gate) = gate.lock().take()
+            {
+                *sent.lock() = Some(slot);
+                gate.recv().expect("the gate opens");
+            }
+            Ok(())
         }
-        Ok(())
     };
     let boundaries = Boundaries::with(Arc::new(hook), Boundaries::current);
     let arrived: Arc<Mutex<Vec<usize>>> = Arc::default();
@@ -131,25 +136,31 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
     };
     let meter = Arc::new(Meter::new(StepReport::default()));
     let downloader = Downloader::start(1000, 700, Box::new(deliver), meter, boundaries).unwrap();
-    let hand_over = |slot, bytes| {
-        downloader.hand_over(Handover {
-            slot,
-            precision: Precision::F32,
-            remaining: 0,
-            gradient: flex(bytes),
-        });
+    let downloader = Arc::new(downloader);
+    let hand_over = |slot, bytes| Handover {
+        slot,
+        precision: Precision::F32,
+        remaining: 0,
+        gradient: flex(bytes),
     };
-    hand_over(0, 500);
-    std::thread::scope(|scope| {
-        // Sends the first, and waits: 500 + 700 is too much.
-        scope.spawn(|| hand_over(1, 700));
-        while !downloader.budget.is_contended() {
-            std::thread::yield_now();
+    downloader.hand_over(hand_over(0, 500));
+    let (through, passed) = channel();
+    std::thread::spawn({
+        let (downloader, second) = (downloader.clone(), hand_over(1, 700));
+        move || {
+            // Sends the first, and waits: 500 + 700 is too much.
+            downloader.hand_over(second);
+            through.send(())
         }
-        // Fits beside the first, but not beside the second.
-        hand_over(2, 400);
-        open_gate.send(()).unwrap();
     });
+    while sent.lock().is_none() {
+        std::thread::yield_now();
+    }
+    // Fits beside the first, but not beside the second.
+    downloader.hand_over(hand_over(2, 400));
+    open_gate.send(()).unwrap();
+    let minute = std::time::Duration::from_secs(60);
+    passed.recv_timeout(minute).expect("the second finds room");
     downloader.finish().unwrap();
     assert_eq!(*arrived.lock(), [0, 2, 1]);
 }
