@@ -159,7 +159,7 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
     // Fits beside the first, but not beside the second.
     downloader.hand_over(hand_over(2, 400));
     open_gate.send(()).unwrap();
-    let minute = std::time::Duration::from_secs(60);
+    let minute = Duration::from_secs(60);
     passed.recv_timeout(minute).expect("the second finds room");
     downloader.finish().unwrap();
     assert_eq!(*arrived.lock(), [0, 2, 1]);
