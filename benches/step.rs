@@ -55,7 +55,7 @@ fn main() {
 
     let adamw = || AdamWConfig::new().with_weight_decay(0.1);
     let made = adamw()
-        .with_offload(OffloadConfig::new())
+        .with_offload(OffloadConfig::new().with_dtype(device::dtype()))
         .init(config.init(&device));
     let trained = Offloaded::new(made.expect("a GPT can be offloaded"), &plain);
     let dtype = trained.offload.dtype();

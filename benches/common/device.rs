@@ -1,6 +1,6 @@
 //! The device a benchmark runs on: that of the first CubeCL backend compiled in, else Flex.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 
 /// The device, without autodiff.
 pub fn device() -> Device {
@@ -35,6 +35,21 @@ pub fn device() -> Device {
     return Device::cpu();
     #[allow(unreachable_code)]
     Device::flex()
+}
+
+/// Element type for models with matrix products on it; `None` is the best it has. CubeCL's CPU runtime
+/// refuses products of half matrices of many sizes.
+#[allow(dead_code)]
+pub fn dtype() -> Option<FloatDType> {
+    let other = cfg!(any(
+        feature = "cuda",
+        feature = "rocm",
+        feature = "metal",
+        feature = "vulkan",
+        feature = "webgpu",
+        feature = "wgpu"
+    ));
+    (cfg!(feature = "cpu") && !other).then_some(FloatDType::F32)
 }
 
 /// A whole number among the arguments, counted from 0; cargo adds flags of its own.

@@ -6,6 +6,9 @@
 //! cargo build --profile dist -p gpu-check --features cuda,fusion       # one file to copy to a GPU
 //! ```
 //!
+//! The file is target/dist/gpu-check. It holds LLVM, which makes it large (compress it for the way), and
+//! needs libstdc++, libz, libzstd and a C library no older than the one it was built with.
+//!
 //! Without `--device` it wants a CUDA device and exits with 2 where there is none. Otherwise it exits
 //! with 1 if a check failed and with 0 if all passed. Progress goes to stderr, the table to stdout.
 //!
