@@ -162,9 +162,14 @@ impl Engine {
                 let _ = self.boundaries.pass(Boundary::Stepped { slot, tile });
                 let (state, view) = (moments.slice(range.clone()), view.slice(range.clone()));
                 let poison = |buffer: &mut [u8]| self.boundaries.poison(buffer);
+                let single = range.len() <= self.step.tile;
                 upload.tile(range, poison, |image| {
                     let update = || self.step.update(state, view, &scalars, image);
-                    self.pool.install(update);
+                    if single {
+                        update();
+                    } else {
+                        self.pool.install(update);
+                    }
                 });
             }
         });

@@ -54,7 +54,7 @@ impl TileStep {
     }
 
     /// Applies one Adam update to `state` and writes the device's image of the new master weights.
-    /// Runs on the current rayon pool.
+    /// Runs on the current rayon pool; a single tile runs on the calling thread.
     ///
     /// # Panics
     ///
@@ -127,6 +127,11 @@ impl TileStep {
             }
             H::round_into(p, h);
         };
+        if len <= tile {
+            // One tile: handing it to another thread would take longer than it does.
+            work((0, ((((master, first), second), largest), image)));
+            return;
+        }
         let largest: Vec<Option<&mut [f32]>> = match largest {
             Some(w) => w.chunks_mut(tile).map(Some).collect(),
             None => (0..len.div_ceil(tile)).map(|_| None).collect(),
