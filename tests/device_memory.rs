@@ -235,9 +235,9 @@ fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
     assert!(each(plain.step) >= 16.0, "{plain:?}");
 }
 
-/// acceptance.md, memory 74: 200 steps, device and host.
+/// acceptance.md, memory 74: 1000 steps, device and host.
 #[test]
-fn memory_stays_flat_over_200_steps() {
+fn memory_stays_flat_over_1000_steps() {
     let _alone = alone();
     let device = Device::cpu().autodiff();
     let config = config(FloatDType::BF16).with_upload_tile(Some(500));
@@ -254,7 +254,7 @@ fn memory_stays_flat_over_200_steps() {
     };
     steps(40);
     let early = steps(10);
-    let late = steps(150);
+    let late = steps(950);
     assert_eq!(early.0, late.0, "device bytes in use");
     assert_eq!(early.1, late.1, "device bytes reserved");
     // Every step that kept one gradient would add a megabyte.
