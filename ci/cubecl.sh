@@ -20,3 +20,4 @@ cargo test -p burn-zero-offload --features cpu,train --lib -- $one fault_tests k
 step "CUDA: build, and kernels lowered"
 cargo build -p burn-zero-offload --features cuda
 cargo test -p burn-zero-offload --features cuda --lib -- kernels
+cargo clippy -p gpu-check --features cuda,fusion -- -D warnings
