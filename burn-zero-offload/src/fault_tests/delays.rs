@@ -139,11 +139,15 @@ fn any_budget_that_holds_the_largest_gradient_gives_the_same_bits() {
 #[test]
 fn tiles_of_any_size_give_the_same_bits() {
     for device in devices() {
-        let whole = train(&device, config().with_upload_tile(Some(1 << 30)), None);
+        let whole = train(&device, config().with_upload_tile(Some(usize::MAX)), None);
         for tile in [1, 37, 1000, 160 * 256] {
             let config = config().with_upload_tile(Some(tile));
             assert_eq!(train(&device, config, None), whole, "tiles of {tile}");
         }
+        // No limit at all, in every option that has one.
+        let unlimited = config().with_in_flight(Some(usize::MAX));
+        let unlimited = unlimited.with_pinned(Some(usize::MAX));
+        assert_eq!(train(&device, unlimited, None), whole);
     }
 }
 

@@ -64,7 +64,9 @@ impl Uploader {
         parameters: impl Iterator<Item = (usize, Precision)>,
         boundaries: &Boundaries,
     ) -> io::Result<Self> {
-        let tile = options.tile.unwrap_or(TILE).next_multiple_of(WORD);
+        let tile = options.tile.unwrap_or(TILE);
+        // More than there can be means: everything whole.
+        let tile = tile.checked_next_multiple_of(WORD).unwrap_or(usize::MAX);
         let tiled = parameters.filter(|(len, _)| *len > tile);
         let widest = tiled.map(|(_, precision)| precision.size()).max();
         let (ring, pinning) = match (target.takes_tiles(), widest) {
