@@ -213,12 +213,14 @@ fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
         println!("| {name} | {weights:.2} | {backward:.2} | {step:.2} |");
     }
 
-    // The model's own intermediate: the product of weights and input before it is summed, in forward
-    // and again in backward.
-    let product = LARGEST;
+    // The model's own intermediates: the product of weights and input before it is summed has a
+    // gradient of the same size in backward. CubeCL's CPU runtime frees it when its kernels have run,
+    // not when they are queued, and the host runs ahead by as many layers as there are gradients in
+    // flight, and one at the tap.
+    let products = BUDGET + LARGEST;
     for s in [&lean, &learner, &in_place] {
         assert!(s.weights - before <= 2 * PARAMETERS + SLACK, "{s:?}");
-        let backward = s.forward + product + BUDGET + LARGEST + SLACK;
+        let backward = s.forward + products + BUDGET + LARGEST + SLACK;
         assert!(s.backward <= backward, "{s:?}");
     }
     for s in [&lean, &in_place] {
