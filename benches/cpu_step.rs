@@ -14,9 +14,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use burn::tensor::bf16;
-use burn_zero_offload::optimize::oracle::{self, Element};
+use burn_zero_offload::optimize::rules::{Adam, WeightDecay};
 use burn_zero_offload::optimize::{
-    Adam, DeviceImage, GradientView, Moments, Precision, SimdLevel, TILE, TileStep, WeightDecay,
+    DeviceImage, GradientScaling, GradientView, HostRule, Precision, Rule, SimdLevel, StateMut,
+    TILE, TileStep,
 };
 use rayon::prelude::*;
 
@@ -25,8 +26,6 @@ const RULE: Adam = Adam {
     beta_2: 0.999,
     epsilon: 1e-8,
     weight_decay: WeightDecay::Decoupled(0.01),
-    amsgrad: false,
-    clip: None,
 };
 
 struct State {
@@ -44,12 +43,10 @@ impl State {
         }
     }
 
-    fn moments(&mut self) -> Moments<'_> {
-        Moments {
+    fn as_mut(&mut self) -> StateMut<'_> {
+        StateMut {
             master: &mut self.master,
-            first: &mut self.first,
-            second: &mut self.second,
-            largest: None,
+            state: vec![&mut self.first, &mut self.second],
         }
     }
 }
@@ -94,7 +91,7 @@ fn main() {
     let gradient = vec![bf16::from_f32(1e-3); n];
     let mut image = DeviceImage::zeroed(Precision::Bf16, n);
     let view = GradientView::Bf16(&gradient);
-    let scalars = RULE.scalars(100, 1e-4, 0.0);
+    let update = HostRule::new(RULE).begin(100, 1e-4, GradientScaling::NONE);
 
     // The streams of Adam with an addition each instead of its arithmetic.
     let mut half = vec![0u16; n];
@@ -125,27 +122,23 @@ fn main() {
         .filter(|simd| simd.is_available())
     {
         let step = TileStep::new(simd);
-        let seconds = median(|| {
-            pool.install(|| step.update(state.moments(), view, &scalars, image.as_mut()))
-        });
+        let seconds =
+            median(|| pool.install(|| step.update(&update, state.as_mut(), view, image.as_mut())));
         rows.push((format!("step, {simd:?}"), seconds));
     }
 
     // One thread, one element at a time, never inlined into something a compiler could vectorise.
+    let scalars = RULE.scalars(100, 1e-4);
     let scalar = median(|| {
         let DeviceImage::Bf16(image) = &mut image else {
             unreachable!()
         };
         for i in 0..n {
-            let e = Element {
-                master: state.master[i],
-                first: state.first[i],
-                second: state.second[i],
-                largest: 0.0,
-            };
-            let e = black_box(oracle::adam::<false>(e, gradient[i].to_f32(), &scalars));
-            (state.master[i], state.first[i], state.second[i]) = (e.master, e.first, e.second);
-            image[i] = bf16::from_f32(e.master);
+            let moments = [state.first[i], state.second[i]];
+            let g = gradient[i].to_f32();
+            let (p, [m, v]) = black_box(Adam::update(&scalars, state.master[i], moments, g));
+            (state.master[i], state.first[i], state.second[i]) = (p, m, v);
+            image[i] = bf16::from_f32(p);
         }
     });
     rows.push(("scalar loop, one thread".into(), scalar));

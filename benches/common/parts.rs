@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor, bf16};
+use burn_zero_offload::optimize::rules::{Adam, WeightDecay};
 use burn_zero_offload::optimize::{
-    Adam, DeviceImage, GradientView, Moments, Precision, TileStep, WeightDecay,
+    DeviceImage, GradientScaling, GradientView, HostRule, Precision, StateMut, TileStep,
 };
 use burn_zero_offload::{Offload, StepReport};
 
@@ -189,8 +190,6 @@ pub fn cpu_step_rate(offload: &Offload, len: usize) -> f64 {
         beta_2: 0.999,
         epsilon: 1e-5,
         weight_decay: WeightDecay::Decoupled(0.1),
-        amsgrad: false,
-        clip: None,
     };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(offload.threads())
@@ -199,19 +198,17 @@ pub fn cpu_step_rate(offload: &Offload, len: usize) -> f64 {
     let (mut master, mut first, mut second) = (vec![0.01; len], vec![1e-3; len], vec![1e-6; len]);
     let gradient = vec![bf16::from_f32(1e-3); len];
     let mut image = DeviceImage::zeroed(Precision::Bf16, len);
-    let scalars = rule.scalars(100, 1e-4, 0.0);
+    let update = HostRule::new(rule).begin(100, 1e-4, GradientScaling::NONE);
     let step = TileStep::new(offload.simd());
     let mut seconds = Vec::new();
     for number in 0..7 {
-        let state = Moments {
+        let state = StateMut {
             master: &mut master,
-            first: &mut first,
-            second: &mut second,
-            largest: None,
+            state: vec![&mut first, &mut second],
         };
         let started = Instant::now();
         let view = GradientView::Bf16(&gradient);
-        pool.install(|| step.update(state, view, &scalars, image.as_mut()));
+        pool.install(|| step.update(&update, state, view, image.as_mut()));
         if number >= 2 {
             seconds.push(started.elapsed().as_secs_f64());
         }

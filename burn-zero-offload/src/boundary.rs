@@ -32,11 +32,17 @@ pub(crate) type Hook = dyn Fn(Boundary) -> Result<(), String> + Send + Sync;
 pub(crate) struct Boundaries {
     #[cfg(test)]
     hook: Option<std::sync::Arc<Hook>>,
+    #[cfg(test)]
+    damage: Option<std::sync::Arc<Damage>>,
 }
+
+/// What a test does to values that pass a boundary.
+#[cfg(test)]
+pub(crate) type Damage = dyn Fn(Boundary, &mut [f32]) + Send + Sync;
 
 #[cfg(test)]
 thread_local! {
-    static NEXT: std::cell::RefCell<Boundaries> = const { std::cell::RefCell::new(Boundaries { hook: None }) };
+    static NEXT: std::cell::RefCell<Boundaries> = const { std::cell::RefCell::new(Boundaries { hook: None, damage: None }) };
 }
 
 #[cfg(not(test))]
@@ -56,6 +62,10 @@ impl Boundaries {
     #[inline(always)]
     pub(crate) fn poison(&self, _buffer: &mut [u8]) {}
 
+    /// Damages what passes `boundary`.
+    #[inline(always)]
+    pub(crate) fn damage(&self, _boundary: Boundary, _values: &mut [f32]) {}
+
     /// Whether buffers are overwritten before they are filled.
     #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
     #[inline(always)]
@@ -72,10 +82,37 @@ impl Boundaries {
 
     /// Calls `build` so that engines it builds on this thread have `hook` at their boundaries.
     pub(crate) fn with<R>(hook: std::sync::Arc<Hook>, build: impl FnOnce() -> R) -> R {
-        NEXT.set(Self { hook: Some(hook) });
+        Self::set(
+            Self {
+                hook: Some(hook),
+                damage: None,
+            },
+            build,
+        )
+    }
+
+    /// The same with values that pass, instead of places.
+    pub(crate) fn damaging<R>(damage: std::sync::Arc<Damage>, build: impl FnOnce() -> R) -> R {
+        Self::set(
+            Self {
+                hook: None,
+                damage: Some(damage),
+            },
+            build,
+        )
+    }
+
+    fn set<R>(next: Self, build: impl FnOnce() -> R) -> R {
+        NEXT.set(next);
         let built = build();
         NEXT.set(Self::default());
         built
+    }
+
+    pub(crate) fn damage(&self, boundary: Boundary, values: &mut [f32]) {
+        if let Some(damage) = &self.damage {
+            damage(boundary, values);
+        }
     }
 
     pub(crate) fn pass(&self, boundary: Boundary) -> Result<(), String> {

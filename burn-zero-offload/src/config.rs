@@ -60,4 +60,105 @@ pub struct OffloadConfig {
     /// switches pinning off. With less than two tiles there is none. Changes speed, never a bit of
     /// the result.
     pub pinned: Option<usize>,
+
+    /// How the loss is scaled, so that small gradients do not vanish in half precision. Left out:
+    /// [`LossScaleConfig::dynamic`] if `dtype` comes to F16, else off.
+    ///
+    /// Only a loss that goes through [`Offload::scale`](crate::Offload::scale) is scaled.
+    pub loss_scale: Option<LossScaleConfig>,
+
+    /// Rounds that may be skipped in a row because some gradient was not finite; one more is
+    /// [`OffloadError::TooManySkips`](crate::OffloadError::TooManySkips).
+    #[config(default = 50)]
+    pub max_consecutive_skips: u64,
+
+    /// Limit on the L2 norm of the gradients of all parameters together, each counted once. A larger
+    /// norm is scaled down to it before any other clipping. Left out, there is no limit.
+    ///
+    /// The clipping of Burn's optimizer configs, which acts on each parameter alone, comes after it.
+    pub max_grad_norm: Option<f32>,
+
+    /// What becomes of the gradients of several backward passes before a step.
+    #[config(default = "Accumulation::Sum")]
+    pub accumulation: Accumulation,
+
+    /// Backward passes that every step has to have; another number is
+    /// [`OffloadError::MicroBatches`](crate::OffloadError::MicroBatches). Left out, any number is
+    /// right, as burn-train's accumulation needs it, whose last window of an epoch may be short.
+    pub micro_batches: Option<usize>,
+
+    /// Check every step: the plain scalar loop computes three tiles of 4096 elements of each parameter
+    /// once more, and all weights are read back from the device and compared with what their masters
+    /// should have become. The first difference is
+    /// [`OffloadError::Verify`](crate::OffloadError::Verify).
+    ///
+    /// Costs 2 bytes per half parameter of transfers down in each step, and host time: a step takes
+    /// several times as long.
+    #[config(default = false)]
+    pub verify: bool,
+}
+
+/// What becomes of the gradients of several backward passes before a step. They add up in `f32` on the
+/// host either way.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Accumulation {
+    /// Their sum, as Burn's `GradientsAccumulator` has it.
+    Sum,
+    /// Their sum, divided by the number of passes.
+    Mean,
+}
+
+/// How the loss is scaled (Micikevicius et al., arXiv 1710.03740).
+///
+/// Scales are powers of two, so scaling and unscaling round nothing.
+///
+/// ```
+/// use burn_zero_offload::{DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
+///
+/// let dynamic = DynamicLossScaleConfig::new().with_initial(1024.0).with_growth_interval(500);
+/// let config = OffloadConfig::new().with_loss_scale(Some(LossScaleConfig::Dynamic(dynamic)));
+/// # let _ = config;
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub enum LossScaleConfig {
+    /// Not at all.
+    Off,
+    /// By the same power of two always.
+    Static(f32),
+    /// By as much as the gradients allow.
+    Dynamic(DynamicLossScaleConfig),
+}
+
+impl LossScaleConfig {
+    /// Dynamic with its defaults.
+    pub fn dynamic() -> Self {
+        Self::Dynamic(DynamicLossScaleConfig::new())
+    }
+}
+
+/// A loss scale that grows while gradients stay finite and backs off when they do not.
+#[derive(Config, Debug, PartialEq)]
+pub struct DynamicLossScaleConfig {
+    /// The scale to begin with, 2^16.
+    #[config(default = 65536.0)]
+    pub initial: f32,
+    /// The scale is multiplied by this when it grows.
+    #[config(default = 2.0)]
+    pub growth_factor: f32,
+    /// The scale is multiplied by this when it backs off.
+    #[config(default = 0.5)]
+    pub backoff_factor: f32,
+    /// The scale grows after so many applied rounds in which it did not change and none was skipped.
+    #[config(default = 2000)]
+    pub growth_interval: u64,
+    /// The scale backs off from the overflow of this number on, counted since it grew last: 1 is at
+    /// the first, 2 tolerates one.
+    #[config(default = 1)]
+    pub hysteresis: u64,
+    /// It never backs off below this.
+    #[config(default = 1.0)]
+    pub minimum: f32,
+    /// It never grows beyond this, 2^24.
+    #[config(default = 16777216.0)]
+    pub maximum: f32,
 }

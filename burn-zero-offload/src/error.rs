@@ -3,6 +3,7 @@
 use burn::tensor::{DType, FloatDType};
 
 use crate::optimize::SimdLevel;
+use crate::report::Overflow;
 
 /// An error of offloaded training. Every message says what was expected, what came and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -154,6 +155,55 @@ pub enum OffloadError {
         path: String,
         /// What is wrong with it.
         reason: String,
+    },
+
+    /// The gradients of a round are not those of as many backward passes as there have to be.
+    #[error(
+        "`with_micro_batches({expected})` was given, but {got} backward passes came before this \
+         `step`. No weight has changed and the gradients of this round are dropped. Call `step` after \
+         every {expected} passes, or leave `with_micro_batches` out if windows may be shorter"
+    )]
+    MicroBatches {
+        /// Passes there had to be.
+        expected: usize,
+        /// Passes there were.
+        got: usize,
+    },
+
+    /// One round after the other was skipped.
+    #[error(
+        "{skips} rounds in a row were skipped, more than `max_consecutive_skips`, the last one at loss \
+         scale {scale}: {overflow}. No weight has changed. If it goes on at a loss scale of 1, the model \
+         itself produces these values: look at that parameter, lower the learning rate, or go back to \
+         a checkpoint"
+    )]
+    TooManySkips {
+        /// Rounds skipped in a row.
+        skips: u64,
+        /// Loss scale of the last of them; 1 if the loss was not scaled.
+        scale: f32,
+        /// Where it happened.
+        overflow: Overflow,
+    },
+
+    /// The verify mode found a value that is not what it should be.
+    #[error(
+        "verification failed: {what}, element {element} of `{path}`, is {got}, expected {expected}. \
+         This is a fault of burn-zero-offload, of the backend or of the machine, not of the model: \
+         please report it, and go back to an earlier checkpoint"
+    )]
+    Verify {
+        /// Path of the parameter.
+        path: String,
+        /// Which of its values: master weights, part of the optimizer state, weights on the device.
+        what: &'static str,
+        /// Element, counted from 0 in row-major order.
+        element: usize,
+        /// The value it should have; for weights on the device the master weight that it should be the
+        /// image of.
+        expected: String,
+        /// The value it has.
+        got: String,
     },
 
     /// Updated weights could not be sent to the device.

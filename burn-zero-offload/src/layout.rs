@@ -3,7 +3,7 @@
 use burn::module::ParamId;
 use burn::tensor::Shape;
 
-use crate::optimize::{Adam, Precision};
+use crate::optimize::{HostRule, Precision};
 
 /// One offloaded parameter.
 ///
@@ -20,7 +20,9 @@ pub(crate) struct SlotLayout {
     /// Element type of the weights on the device.
     pub(crate) precision: Precision,
     /// How it is updated.
-    pub(crate) rule: Adam,
+    pub(crate) rule: HostRule,
+    /// The group it belongs to: 0 for the optimizer's own config, then those of `with_group` in order.
+    pub(crate) group: usize,
 }
 
 impl SlotLayout {

@@ -112,13 +112,13 @@ mod panics;
 mod report;
 mod upload;
 
-pub use config::OffloadConfig;
+pub use config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
 pub use error::OffloadError;
 #[cfg(feature = "train")]
 pub use in_place::InPlace;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
-pub use report::{MemoryReport, StepReport};
+pub use report::{GroupReport, MemoryReport, Outcome, Overflow, StatePrecision, StepReport};
 
 #[cfg(test)]
 mod fault_tests;

@@ -8,15 +8,19 @@
 
 mod ladder;
 mod ops;
+mod pass;
 mod placeholder;
 mod readout;
 mod reparameterization;
+mod scale;
 mod sink;
 mod tap;
 
+pub(crate) use pass::Passes;
 pub(crate) use placeholder::placeholder_shape;
 pub(crate) use readout::DeviceGradient;
 pub(crate) use reparameterization::{GradientTap, TAP_NAME};
+pub(crate) use scale::scale;
 pub(crate) use sink::{GradientSink, TapTarget};
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::tensor::{Device, Int, Tensor, activation};
 use parking_lot::Mutex;
 
-use super::{DeviceGradient, GradientSink, GradientTap, TapTarget};
+use super::{DeviceGradient, GradientSink, GradientTap, Passes, TapTarget};
 
 /// Sees every event of a backward pass, in order.
 #[derive(Debug, Default)]
@@ -47,15 +47,24 @@ impl GradientSink for Log {
         self.id
     }
 
-    fn arrived(&self, slot: usize, gradient: DeviceGradient, _remaining: usize) {
+    fn arrived(&self, slot: usize, gradient: DeviceGradient, _remaining: usize, scale: f32) {
         let elements = match gradient {
             DeviceGradient::Flex(gradient) => gradient.shape().num_elements(),
             #[cfg(feature = "cubecl-backend")]
             DeviceGradient::Cube(gradient) => gradient.shape().num_elements(),
         };
         assert!(elements > 0);
+        assert_eq!(scale, 1.0);
         let path = self.paths.lock()[slot].clone();
         self.events.lock().push(path);
+    }
+
+    fn pass_began(&self, scale: Option<f32>) {
+        assert_eq!(scale, None);
+    }
+
+    fn loss_scale(&self) -> f32 {
+        unreachable!("no loss is scaled here")
     }
 }
 
@@ -111,7 +120,7 @@ fn mark<const D: usize>(x: Tensor<D>, log: &Arc<Log>, name: impl ToString) -> Te
 
 /// Attaches taps that feed the log.
 fn tapped<M: Module>(model: M, log: &Arc<Log>) -> M {
-    struct Attach(Arc<Log>);
+    struct Attach(Arc<Log>, Passes);
 
     impl Reparameterizer for Attach {
         type Reparam = GradientTap;
@@ -123,12 +132,12 @@ fn tapped<M: Module>(model: M, log: &Arc<Log>) -> M {
         ) -> (Param<Tensor<D>>, Option<GradientTap>) {
             let mut paths = self.0.paths.lock();
             paths.push(path.to_string());
-            let target = TapTarget::new(self.0.clone(), paths.len() - 1);
+            let target = TapTarget::new(self.1.clone(), paths.len() - 1);
             (param, Some(GradientTap::new(target)))
         }
     }
 
-    model.apply_reparameterization(Attach(log.clone()))
+    model.apply_reparameterization(Attach(log.clone(), Passes::of(log.clone())))
 }
 
 fn devices() -> Vec<Device> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::pass::Passes;
 use super::placeholder::Placeholder;
 use super::readout::DeviceGradient;
 
@@ -16,15 +17,23 @@ pub(crate) trait GradientSink: Send + Sync {
     /// room; that is what holds backward back.
     ///
     /// `remaining` counts the uses of the parameter in graphs that are recorded and have not run
-    /// backward: so many gradients may follow, or fewer if a graph is dropped.
-    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize);
+    /// backward: so many gradients may follow, or fewer if a graph is dropped. The gradient carries
+    /// the loss scale `scale`.
+    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize, scale: f32);
+
+    /// A backward pass has reached its first tap, or the operation that scales its loss; `scale` is its
+    /// loss scale, if it was scaled.
+    fn pass_began(&self, scale: Option<f32>);
+
+    /// The loss scale for a pass that begins now, a power of two.
+    fn loss_scale(&self) -> f32;
 }
 
 /// The place a tap feeds: a slot of a sink.
 #[derive(Clone)]
 pub(crate) struct TapTarget {
     /// Where the gradient goes.
-    pub(super) sink: Arc<dyn GradientSink>,
+    pub(super) passes: Passes,
     /// Which parameter it belongs to.
     pub(super) slot: usize,
     /// What the parameter's leaf holds instead of a gradient, made once.
@@ -36,9 +45,9 @@ pub(crate) struct TapTarget {
 pub(super) struct Use(Arc<AtomicUsize>);
 
 impl TapTarget {
-    pub(crate) fn new(sink: Arc<dyn GradientSink>, slot: usize) -> Self {
+    pub(crate) fn new(passes: Passes, slot: usize) -> Self {
         Self {
-            sink,
+            passes,
             slot,
             placeholder: Placeholder::default(),
             uses: Arc::default(),
@@ -68,7 +77,7 @@ impl fmt::Debug for TapTarget {
         write!(
             f,
             "TapTarget {{ sink: {}, slot: {} }}",
-            self.sink.id(),
+            self.passes.sink.id(),
             self.slot
         )
     }

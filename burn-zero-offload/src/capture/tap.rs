@@ -39,7 +39,8 @@ impl<B: Readout> Backward<B, 2> for Tap {
         let TapState {
             target, this_use, ..
         } = ops.state;
-        ladder::fired(target.sink.id());
+        ladder::fired(target.passes.sink.id());
+        let scale = target.passes.enter(grads);
         drop(this_use);
         let gradient = grads.consume::<B>(&ops.node);
         if let [Some(leaf), _] = &ops.parents {
@@ -48,13 +49,15 @@ impl<B: Readout> Backward<B, 2> for Tap {
             grads.register::<B>(leaf.id, placeholder);
         }
         let gradient = B::read_out(gradient);
-        target.sink.arrived(target.slot, gradient, target.uses());
+        let remaining = target.uses();
+        let sink = &target.passes.sink;
+        sink.arrived(target.slot, gradient, remaining, scale);
     }
 }
 
 impl<B: TapOps + Readout, C: CheckpointStrategy> TapOps for Autodiff<B, C> {
     fn tap(tensor: FloatTensor<Self>, target: TapTarget) -> FloatTensor<Self> {
-        let step = ladder::next_step(target.sink.id());
+        let step = ladder::next_step(target.passes.sink.id());
         let (primitive, leaf) = tensor.into_parts();
         let tap = Backward::<B, 2>::prepare::<C>(Tap, [leaf, step.rung]);
         match tap.compute_bound().stateful() {

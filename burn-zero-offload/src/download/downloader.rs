@@ -32,6 +32,8 @@ pub(crate) struct Handover {
     #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
     /// Further uses of the parameter in graphs that are recorded and have not run backward.
     pub(crate) remaining: usize,
+    /// The loss scale it carries.
+    pub(crate) scale: f32,
     /// The gradient of this use.
     pub(crate) gradient: DeviceGradient,
 }
@@ -102,25 +104,22 @@ impl Downloader {
             return self.progress.fail(slot, reason);
         }
         let mut desk = self.desk.lock();
+        let member = |len| Member {
+            slot,
+            precision: handover.precision,
+            len,
+            offset: 0,
+            scale: handover.scale,
+        };
         match handover.gradient {
             DeviceGradient::Flex(gradient) => {
-                let member = Member {
-                    slot,
-                    precision: handover.precision,
-                    len: gradient.shape().num_elements(),
-                    offset: 0,
-                };
+                let member = member(gradient.shape().num_elements());
                 self.take_flex(&mut desk, member, gradient);
             }
             #[cfg(feature = "cubecl-backend")]
             DeviceGradient::Cube(gradient) => {
-                self.take_cube(
-                    &mut desk,
-                    slot,
-                    handover.precision,
-                    handover.remaining,
-                    *gradient,
-                );
+                let member = member(gradient.meta.num_elements());
+                self.take_cube(&mut desk, member, handover.remaining, *gradient);
             }
         }
     }
@@ -164,39 +163,40 @@ impl Downloader {
     fn take_cube(
         &self,
         desk: &mut MutexGuard<'_, Desk>,
-        slot: usize,
-        precision: Precision,
+        member: Member,
         remaining: usize,
         gradient: burn_cubecl::tensor::CubeTensor,
     ) {
-        let len = gradient.meta.num_elements();
-        let bytes = len * precision.size();
-        if desk.outbox.sums(slot, &gradient) {
-            let sum = desk.outbox.add(slot, gradient, remaining == 0);
+        let bytes = member.bytes();
+        if desk.outbox.sums(&member, &gradient) {
+            let sum = desk.outbox.add(&member, gradient, remaining == 0);
             return self.send_cube(desk, sum.into_iter().collect());
         }
+        // A sum of an earlier pass whose gradients carry another loss scale takes no more terms.
+        let other_scale = desk.outbox.end_sum(member.slot);
+        self.send_cube(desk, other_scale.into_iter().collect());
         // A sum travels in f32: it pays where that is less than its terms, and only then is the
         // memory it holds until the last of them worth it.
-        let sum_bytes = 4 * len;
+        let sum_bytes = 4 * member.len;
         let pays = sum_bytes < (1 + remaining) * bytes;
         if let Some(room) = pays.then(|| self.budget.hold(sum_bytes)).flatten() {
             self.wait_until(desk, || self.budget.settle().map(|taken| ((), taken)));
-            return desk.outbox.begin_sum(slot, gradient, room);
+            return desk.outbox.begin_sum(member, gradient, room);
         }
         if bytes > SMALL {
             let room = self.room(desk, bytes);
-            let parcel = Outbox::alone(slot, gradient, precision, room);
+            let parcel = Outbox::alone(member, gradient, room);
             return self.send_cube(desk, vec![parcel]);
         }
-        if !desk.outbox.fits(&gradient, precision) {
+        if !desk.outbox.fits(&member, &gradient) {
             let pack = PACK.min(self.budget.limit()).max(bytes);
             let room = self.room(desk, pack);
             let poison = self.progress.boundaries.poisons();
             let outbox = &mut desk.outbox;
-            let full = outbox.open_pack(&gradient, precision, pack, room, poison);
+            let full = outbox.open_pack(&gradient, member.precision, pack, room, poison);
             self.send_cube(desk, full.into_iter().collect());
         }
-        desk.outbox.put(slot, gradient, precision);
+        desk.outbox.put(member, gradient);
     }
 
     /// Takes room for `bytes`, waiting for it if need be.

@@ -91,29 +91,30 @@ fn counters(like: &CubeTensor, len: usize) -> CubeTensor {
 }
 
 impl Outbox {
-    /// Whether a sum for `slot` is waiting for `gradient`.
-    pub(super) fn sums(&self, slot: usize, gradient: &CubeTensor) -> bool {
-        self.sum(slot, gradient).is_some()
+    /// Whether a sum is waiting for `gradient`.
+    pub(super) fn sums(&self, member: &Member, gradient: &CubeTensor) -> bool {
+        self.sum(member, gradient).is_some()
     }
 
-    fn sum(&self, slot: usize, gradient: &CubeTensor) -> Option<usize> {
+    fn sum(&self, member: &Member, gradient: &CubeTensor) -> Option<usize> {
         let place = Place::of(gradient);
         let mut sums = self.sums.iter();
-        sums.position(|sum| sum.member.slot == slot && sum.place == place)
+        sums.position(|sum| {
+            let (slot, scale) = (sum.member.slot, sum.member.scale);
+            slot == member.slot && scale == member.scale && sum.place == place
+        })
     }
 
     /// Begins a sum with its first term.
-    pub(super) fn begin_sum(&mut self, slot: usize, gradient: CubeTensor, room: Room) {
-        let len = gradient.meta.num_elements();
-        let value = empty(&gradient, len, Precision::F32);
+    pub(super) fn begin_sum(&mut self, member: Member, gradient: CubeTensor, room: Room) {
+        let value = empty(&gradient, member.len, Precision::F32);
         kernels::pack(&gradient, &value, 0, &counters(&gradient, 1), 0);
+        let precision = Precision::F32;
         self.sums.push(Sum {
             place: Place::of(&gradient),
             member: Member {
-                slot,
-                precision: Precision::F32,
-                len,
-                offset: 0,
+                precision,
+                ..member
             },
             value,
             room,
@@ -121,17 +122,31 @@ impl Outbox {
     }
 
     /// Adds a term; after the last one the sum is ready.
-    pub(super) fn add(&mut self, slot: usize, gradient: CubeTensor, last: bool) -> Option<Ready> {
-        let index = self.sum(slot, &gradient)?;
+    pub(super) fn add(
+        &mut self,
+        member: &Member,
+        gradient: CubeTensor,
+        last: bool,
+    ) -> Option<Ready> {
+        let index = self.sum(member, &gradient)?;
         kernels::accumulate(&self.sums[index].value, &gradient);
         last.then(|| self.sums.remove(index).ready())
     }
 
+    /// Ends the sum of `slot` that this thread's stream began, if there is one.
+    pub(super) fn end_sum(&mut self, slot: usize) -> Option<Ready> {
+        let stream = StreamId::current();
+        let mut sums = self.sums.iter();
+        let index = sums.position(|sum| sum.member.slot == slot && sum.place.stream == stream)?;
+        Some(self.sums.remove(index).ready())
+    }
+
     /// Whether `gradient` fits into a pack that is open.
-    pub(super) fn fits(&self, gradient: &CubeTensor, precision: Precision) -> bool {
+    pub(super) fn fits(&self, member: &Member, gradient: &CubeTensor) -> bool {
+        let precision = member.precision;
         self.pack(gradient, precision).is_some_and(|index| {
             let pack = &self.packs[index];
-            let end = pack.filled + gradient.meta.num_elements();
+            let end = pack.filled + member.len;
             end * precision.size() <= pack.wire.handle.size_in_used() as usize
                 && pack.members.len() < MEMBERS
         })
@@ -173,36 +188,24 @@ impl Outbox {
     }
 
     /// Packs a gradient into the open pack it [`fits`](Self::fits) in.
-    pub(super) fn put(&mut self, slot: usize, gradient: CubeTensor, precision: Precision) {
-        let index = self.pack(&gradient, precision);
+    pub(super) fn put(&mut self, member: Member, gradient: CubeTensor) {
+        let index = self.pack(&gradient, member.precision);
         let pack = &mut self.packs[index.expect("a pack is open")];
-        let (len, offset) = (gradient.meta.num_elements(), pack.filled);
-        let index = pack.members.len();
+        let (index, offset) = (pack.members.len(), pack.filled);
         kernels::pack(&gradient, &pack.wire, offset, &pack.counts, index);
-        pack.members.push(Member {
-            slot,
-            precision,
-            len,
-            offset,
-        });
-        pack.filled = (offset + len).next_multiple_of(kernels::WIRE_ALIGNMENT);
+        pack.members.push(Member { offset, ..member });
+        pack.filled = (offset + member.len).next_multiple_of(kernels::WIRE_ALIGNMENT);
     }
 
     /// A large gradient travels alone, as it is where it has the wire's element type.
-    pub(super) fn alone(
-        slot: usize,
-        gradient: CubeTensor,
-        precision: Precision,
-        room: Room,
-    ) -> Ready {
+    pub(super) fn alone(member: Member, gradient: CubeTensor, room: Room) -> Ready {
         let place = Place::of(&gradient);
-        let len = gradient.meta.num_elements();
         let counts = counters(&gradient, 1);
-        let gradients = if gradient.dtype == dtype(precision) {
+        let gradients = if gradient.dtype == dtype(member.precision) {
             kernels::count_non_finite(&gradient, &counts, 0);
             into_contiguous_aligned(gradient)
         } else {
-            let wire = empty(&gradient, len, precision);
+            let wire = empty(&gradient, member.len, member.precision);
             kernels::pack(&gradient, &wire, 0, &counts, 0);
             wire
         };
@@ -210,12 +213,7 @@ impl Outbox {
             marker: place.marker(&gradients.client),
             gradients,
             counts,
-            members: vec![Member {
-                slot,
-                precision,
-                len,
-                offset: 0,
-            }],
+            members: vec![member],
             filled: None,
         };
         (place.device, parcel, room)
@@ -248,11 +246,12 @@ impl Pack {
 impl Sum {
     fn ready(mut self) -> Ready {
         self.room.send();
-        let place = self.place;
-        let slot = self.member.slot;
-        let value = self.value;
-        place
-            .stream
-            .executes(|| Outbox::alone(slot, value, Precision::F32, self.room))
+        let Self {
+            place,
+            member,
+            value,
+            room,
+        } = self;
+        place.stream.executes(|| Outbox::alone(member, value, room))
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Arrived<'a> {
     pub(crate) bytes: &'a [u8],
     /// How many elements are NaN or infinite.
     pub(crate) non_finite: u64,
+    /// The loss scale they carry.
+    pub(crate) scale: f32,
 }
 
 /// One gradient of a parcel.
@@ -32,6 +34,8 @@ pub(super) struct Member {
     /// Where it starts in the parcel's tensor, in elements.
     #[cfg_attr(not(feature = "cubecl-backend"), expect(dead_code))]
     pub(super) offset: usize,
+    /// The loss scale it carries.
+    pub(super) scale: f32,
 }
 
 impl Member {
@@ -79,6 +83,7 @@ impl Parcel {
                         precision,
                         bytes,
                         non_finite: count_non_finite_bytes(bytes, precision) as u64,
+                        scale: member.scale,
                     })?;
                 }
                 Ok(0)
@@ -158,6 +163,7 @@ pub(super) mod cube {
                         .get(start..start + member.bytes())
                         .ok_or("the copy is shorter than the gradient")?,
                     non_finite: u32::from_ne_bytes(count.ok_or("the counters are missing")?).into(),
+                    scale: member.scale,
                 })?;
             }
             Ok(pinned)

@@ -5,24 +5,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::round::{Round, RoundPolicy};
 use super::{Engine, Slot};
 use crate::boundary::{Boundaries, Boundary};
 use crate::download::{Arrived, Downloader};
 use crate::error::OffloadError;
-use crate::host::GradientStore;
-use crate::optimize::{SimdLevel, TileStep};
-use crate::report::{Meter, StepReport};
+use crate::host::{Contribution, GradientStore};
+use crate::optimize::{LossScale, LossScaler, SimdLevel, TileStep};
+use crate::report::{GroupReport, Meter, StepReport};
 use crate::upload::{Target, UploadOptions, Uploader};
 
-/// What a user may choose about an engine; `None` everywhere is the default.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a user may choose about an engine.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
+    /// Instruction set of the CPU step.
+    pub(crate) simd: SimdLevel,
     /// Threads of the CPU step.
     pub(crate) threads: Option<usize>,
     /// Bytes of gradients in flight.
     pub(crate) in_flight: Option<usize>,
     /// How weights are sent.
     pub(crate) upload: UploadOptions,
+    /// What is decided about the gradients of a round.
+    pub(crate) policy: RoundPolicy,
+    /// How the loss is scaled.
+    pub(crate) loss_scale: LossScale,
+    /// Check every step.
+    pub(crate) verify: bool,
 }
 
 /// Bytes that may be in flight at least: a few packs of small gradients.
@@ -34,7 +43,6 @@ impl Engine {
         slots: Vec<Slot>,
         target: &Target,
         options: EngineOptions,
-        simd: SimdLevel,
     ) -> Result<Self, OffloadError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let threads = |reason: String| OffloadError::Threads { reason };
@@ -61,17 +69,22 @@ impl Engine {
         let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
             .map_err(|error| threads(error.to_string()))?;
         let (pinned_up, pinning) = uploader.pinning();
+        let scaler = LossScaler::new(options.loss_scale);
+        let groups = slots.iter().map(|slot| slot.layout.group + 1).max();
         let meter = Arc::new(Meter::new(StepReport {
+            next_loss_scale: scaler.state().scale,
+            groups: vec![GroupReport::default(); groups.unwrap_or(1)],
             in_flight_budget: budget,
             pinned_up,
             pinning: pinning.to_string(),
             ..Default::default()
         }));
-        let gradients = Arc::new(GradientStore::new(slots.len()));
+        let gradients = Arc::new(GradientStore::new(slots.len(), options.simd));
         let deliver = Box::new(deliver(&slots, &gradients, &meter, &boundaries));
         let downloader =
             Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
                 .map_err(|error| threads(error.to_string()))?;
+        let round = Mutex::new(Round::new(options.policy, scaler, slots.len()));
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             slots,
@@ -79,7 +92,9 @@ impl Engine {
             downloader,
             uploader,
             pool,
-            step: TileStep::new(simd),
+            step: TileStep::new(options.simd),
+            verify: options.verify,
+            round,
             meter,
             boundaries,
             restored: Mutex::default(),
@@ -102,6 +117,7 @@ fn deliver(
             precision,
             bytes,
             non_finite,
+            scale,
         } = arrived;
         let (got, expected) = (bytes.len(), lens[slot] * precision.size());
         if got != expected {
@@ -111,7 +127,12 @@ fn deliver(
         }
         boundaries.pass(Boundary::Stored { slot })?;
         meter.non_finite(non_finite);
-        gradients.add(slot, precision, bytes, |memory| boundaries.poison(memory));
+        let contribution = Contribution {
+            precision,
+            bytes,
+            scale,
+        };
+        gradients.add(slot, contribution, |memory| boundaries.poison(memory));
         Ok(())
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! A *round* is everything between two updates: any number of backward passes, each handing over
 //! gradients, then the walk of Burn's `ModuleOptimizer` over the parameters. The first parameter of
-//! the walk waits until all gradients handed over are on the host, so a round whose download
-//! failed changes no weight.
+//! the walk waits until all gradients handed over are on the host and has them judged, so a round
+//! whose download failed, or whose gradients are not finite, changes no weight.
 
 mod build;
+mod round;
 mod values;
+mod verify;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,14 +22,16 @@ use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
 use crate::download::{Downloader, Handover};
 use crate::error::OffloadError;
 use crate::host::{GradientStore, SlotState};
-use crate::kernels::twin::count_non_finite_bytes;
 use crate::layout::SlotLayout;
-use crate::optimize::{Precision, SimdLevel, TileStep, l2_norm};
+use crate::optimize::{SimdLevel, TileStep};
 use crate::report::{MemoryReport, Meter, StepReport};
 use crate::upload::{self, StorageId, Target, Uploader};
 
 pub(crate) use build::EngineOptions;
+pub(crate) use round::RoundPolicy;
+use round::{Decision, Round, scaling};
 use values::foreign;
+use verify::Samples;
 
 /// The host side of an offloaded model. Shared by taps, record mappers and optimizers.
 pub(crate) struct Engine {
@@ -38,6 +42,8 @@ pub(crate) struct Engine {
     uploader: Uploader,
     pool: rayon::ThreadPool,
     step: TileStep,
+    verify: bool,
+    round: Mutex<Round>,
     meter: Arc<Meter>,
     boundaries: Boundaries,
     /// Slots that got state from an optimizer record since the last update.
@@ -61,7 +67,7 @@ impl Slot {
     /// with their image.
     pub(crate) fn new(layout: SlotLayout, master: &[f32], on_device: Option<StorageId>) -> Self {
         assert_eq!(layout.len(), master.len());
-        let state = SlotState::new(master, layout.rule.amsgrad);
+        let state = SlotState::new(master, layout.rule.state().len());
         Self {
             layout,
             held: Mutex::new(Held { state, on_device }),
@@ -86,34 +92,17 @@ impl Engine {
         self.pool.current_num_threads()
     }
 
-    /// Waits until every gradient handed over is on the host. If one did not make it, the
-    /// gradients of the round are dropped: a part of them must not be applied.
-    pub(crate) fn finish_downloads(&self) -> Result<(), OffloadError> {
-        self.downloader.finish().map_err(|failure| {
-            self.gradients.clear();
-            OffloadError::Download {
-                path: self.slots[failure.slot].layout.path.clone(),
-                reason: failure.reason,
-            }
-        })
-    }
-
-    /// Drops the gradients of the round, failed ones included.
-    pub(crate) fn discard_gradients(&self) {
-        let _dropped_with_the_rest = self.downloader.finish();
-        self.gradients.clear();
-    }
-
     /// Applies what the round collected for `slot` to its master weights and returns the new
-    /// weights for the device. `weights` are returned as they are if nothing was collected.
+    /// weights for the device. `weights` are returned as they are if nothing was collected, or if the
+    /// round is skipped.
     ///
     /// `gradient` is what came through Burn's containers: a placeholder, or a real gradient that
     /// reached the optimizer past the taps, which then counts as one more contribution.
     ///
     /// # Panics
     ///
-    /// If a gradient of the round could not be read, with no weight changed. If one came past the taps
-    /// that cannot be used: Burn shows those only one by one, so parameters before it are updated.
+    /// If the round cannot be judged, with no weight changed. If a gradient came past the taps that
+    /// cannot be used: Burn shows those only one by one, so parameters before it are updated.
     pub(crate) fn update<const D: usize>(
         &self,
         slot: usize,
@@ -129,15 +118,15 @@ impl Engine {
              model that `init` returned, or call `init` on the new one",
             layout.path
         );
-        self.add_if_real(slot, gradient);
-        let started = Instant::now();
-        or_panic(self.finish_downloads());
-        self.meter.stepping(started.elapsed());
-        self.start_fresh_where_a_record_had_nothing();
-        let Some(gradient) = self.gradients.take(slot) else {
+        let past_the_taps = self.full_size(slot, gradient);
+        let Decision::Apply(factor) = or_panic(self.decide(slot, past_the_taps)) else {
+            return weights;
+        };
+        let Some(collected) = self.gradients.take(slot) else {
             return weights;
         };
 
+        let started = Instant::now();
         let mut held = held.lock();
         let Held { state, on_device } = &mut *held;
         if let Some(values) = or_panic(foreign(layout, state, on_device, &weights)) {
@@ -148,32 +137,35 @@ impl Engine {
         drop(weights);
 
         state.time += 1;
+        let (scaling, _) = scaling(&collected.judgement(), factor, layout.rule.clipping());
+        let update = layout.rule.begin(state.time, lr, scaling);
         let mut upload = self.uploader.begin(target, slot, shape, layout.precision);
-        gradient.with_view(|view| {
-            let norm = if layout.rule.needs_norm() {
-                self.pool.install(|| l2_norm(&view))
-            } else {
-                0.0
-            };
-            let scalars = layout.rule.scalars(state.time, lr, norm);
-            let mut moments = state.moments();
+        let verified = collected.gradient().with_view(|view| {
+            let mut state = state.as_mut();
+            let samples = self
+                .verify
+                .then(|| Samples::before(layout, self.meter.round(), &update, &state, view));
             for (tile, range) in upload.tiles().into_iter().enumerate() {
-                // Only tests have something to say here, and only by delay.
-                let _ = self.boundaries.pass(Boundary::Stepped { slot, tile });
-                let (state, view) = (moments.slice(range.clone()), view.slice(range.clone()));
+                let boundary = Boundary::Stepped { slot, tile };
+                // Only tests have something to say here, and only by delay or damage.
+                let _ = self.boundaries.pass(boundary);
+                let view = view.slice(range.clone());
                 let poison = |buffer: &mut [u8]| self.boundaries.poison(buffer);
                 let single = range.len() <= self.step.tile;
+                let mut state = state.slice(range.clone());
                 upload.tile(range, poison, |image| {
-                    let update = || self.step.update(state, view, &scalars, image);
+                    let update = || self.step.update(&update, state.reborrow(), view, image);
                     if single {
                         update();
                     } else {
                         self.pool.install(update);
                     }
                 });
+                self.boundaries.damage(boundary, state.master);
             }
+            samples.map_or(Ok(0), |samples| samples.compare(layout, &state))
         });
-        self.gradients.recycle(slot, gradient);
+        self.gradients.recycle(slot, collected);
         let sent = upload.finish();
         // The masters have changed: whatever the model holds from here on, it is not their image
         // unless this upload is.
@@ -184,24 +176,33 @@ impl Engine {
         }));
         self.meter
             .uploaded(layout.device_bytes(), sent.transfers, sent.waited);
+        let mut verified = or_panic(verified);
+        if self.verify {
+            let master = &mut state.arena.master;
+            self.boundaries
+                .damage(Boundary::HandedBack { slot }, master);
+            verified += or_panic(verify::weights(layout, master, &updated));
+        }
         *on_device = StorageId::of(&updated);
+        self.meter.verified(verified);
+        self.meter.updated(layout.group, lr, started.elapsed());
         let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         updated
     }
 
-    /// Stores a gradient that reached the optimizer past the taps; placeholders are none.
-    fn add_if_real<const D: usize>(&self, slot: usize, gradient: Tensor<D>) {
+    /// A gradient that came through Burn's containers, if it is more than a placeholder.
+    fn full_size<const D: usize>(&self, slot: usize, gradient: Tensor<D>) -> Option<TensorData> {
         let layout = &self.slots[slot].layout;
         let came = gradient.shape();
         if came == placeholder_shape(&layout.shape) {
-            return;
+            return None;
         }
         assert_eq!(
             came, layout.shape,
             "the gradient of parameter `{}` has another shape than the parameter",
             layout.path
         );
-        let stored = upload::read(gradient).and_then(|data| {
+        let real = upload::read(gradient).and_then(|data| {
             // A placeholder added to a gradient makes all of it NaN.
             if data.num_elements() > 0 && data.iter::<f32>().all(f32::is_nan) {
                 return Err(
@@ -211,29 +212,16 @@ impl Engine {
                         .into(),
                 );
             }
-            self.store(slot, data)
+            Ok(data)
         });
-        or_panic(stored.map_err(|reason| {
+        Some(or_panic(real.map_err(|reason| {
             // Waits for those still on their way: they must not turn up in the next round.
             self.discard_gradients();
             OffloadError::Gradient {
                 path: layout.path.clone(),
                 reason,
             }
-        }));
-    }
-
-    /// Puts a gradient that came past the taps into the store.
-    fn store(&self, slot: usize, data: TensorData) -> Result<(), String> {
-        let (precision, data) = match upload::to_precision(data.dtype()) {
-            Some(precision) => (precision, data),
-            None => (Precision::F32, data.convert::<f32>()),
-        };
-        let bytes = data.as_bytes();
-        self.meter
-            .non_finite(count_non_finite_bytes(bytes, precision) as u64);
-        self.gradients.add(slot, precision, bytes, |_| ());
-        Ok(())
+        })))
     }
 
     /// What the last round moved.
@@ -254,7 +242,7 @@ impl Engine {
             report.parameters += layout.len();
             report.device_weights += layout.len() * layout.precision.size();
             report.host_master += size_of_val(&arena.master[..]);
-            report.host_moments += arena.moment_bytes();
+            report.host_moments += arena.state_bytes();
         }
         report
     }
@@ -276,13 +264,22 @@ impl GradientSink for Engine {
         self.id
     }
 
-    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize) {
+    fn arrived(&self, slot: usize, gradient: DeviceGradient, remaining: usize, scale: f32) {
         self.downloader.hand_over(Handover {
             slot,
             precision: self.slots[slot].layout.precision,
             remaining,
+            scale,
             gradient,
         });
+    }
+
+    fn pass_began(&self, scale: Option<f32>) {
+        self.begin_pass(scale);
+    }
+
+    fn loss_scale(&self) -> f32 {
+        self.current_loss_scale()
     }
 }
 

@@ -47,14 +47,16 @@ impl Engine {
         context.restore(weights)
     }
 
-    /// Optimizer state of a slot, copied for a record.
-    pub(crate) fn save_state(&self, slot: usize) -> SavedState {
-        self.slots[slot].held.lock().state.save()
+    /// Optimizer state of a slot, copied for a record: the update count and what the rule keeps.
+    pub(crate) fn save_state(&self, slot: usize) -> (u64, Vec<Vec<f32>>) {
+        let held = self.slots[slot].held.lock();
+        (held.state.time, held.state.save())
     }
 
     /// Optimizer state of a slot from a record. `false`, with nothing changed, if it does not fit.
     pub(crate) fn restore_state(&self, slot: usize, saved: SavedState) -> bool {
-        if !self.slots[slot].held.lock().state.restore(saved) {
+        let Slot { layout, held } = &self.slots[slot];
+        if !held.lock().state.restore(&layout.rule, saved) {
             return false;
         }
         let mut restored = self.restored.lock();

@@ -47,7 +47,7 @@ impl std::ops::DerefMut for AlignedBuffer {
     }
 }
 
-/// The buffers of one parameter: master weights and moments.
+/// The buffers of one parameter: master weights, and what its rule keeps for each of them.
 ///
 /// Each parameter has its own allocations, so that `init` can walk a model one parameter at a time,
 /// a frozen parameter takes nothing, and parameters can be locked one by one.
@@ -55,29 +55,22 @@ impl std::ops::DerefMut for AlignedBuffer {
 pub(crate) struct Arena {
     /// fp32 master weights.
     pub(crate) master: AlignedBuffer,
-    /// First moments.
-    pub(crate) first: AlignedBuffer,
-    /// Second moments.
-    pub(crate) second: AlignedBuffer,
-    /// Largest second moments so far, only with AMSGrad.
-    pub(crate) largest: Option<AlignedBuffer>,
+    /// State of the rule, one buffer per value it keeps for each weight.
+    pub(crate) state: Vec<AlignedBuffer>,
 }
 
 impl Arena {
-    /// Buffers for `len` weights, all zero.
-    pub(crate) fn new(len: usize, amsgrad: bool) -> Self {
+    /// Buffers for `len` weights with `values` of state each, all zero.
+    pub(crate) fn new(len: usize, values: usize) -> Self {
         Self {
             master: AlignedBuffer::zeroed(len),
-            first: AlignedBuffer::zeroed(len),
-            second: AlignedBuffer::zeroed(len),
-            largest: amsgrad.then(|| AlignedBuffer::zeroed(len)),
+            state: (0..values).map(|_| AlignedBuffer::zeroed(len)).collect(),
         }
     }
 
-    /// Bytes of the moments.
-    pub(crate) fn moment_bytes(&self) -> usize {
-        let largest = self.largest.as_ref().map_or(0, AlignedBuffer::bytes);
-        self.first.bytes() + self.second.bytes() + largest
+    /// Bytes of the state.
+    pub(crate) fn state_bytes(&self) -> usize {
+        self.state.iter().map(AlignedBuffer::bytes).sum()
     }
 }
 
@@ -101,8 +94,9 @@ mod tests {
     }
 
     #[test]
-    fn only_amsgrad_pays_for_a_third_moment() {
-        assert_eq!(Arena::new(16, false).moment_bytes(), 128);
-        assert_eq!(Arena::new(16, true).moment_bytes(), 192);
+    fn state_takes_what_the_rule_keeps_and_no_more() {
+        for values in 0..4 {
+            assert_eq!(Arena::new(16, values).state_bytes(), 64 * values);
+        }
     }
 }

@@ -6,7 +6,9 @@ use bytemuck::AnyBitPattern;
 use parking_lot::Mutex;
 
 use super::AlignedBuffer;
-use crate::optimize::{GradientView, Precision};
+use crate::optimize::{
+    GradientScaling, GradientView, Judgement, Precision, SimdLevel, sum_of_squares,
+};
 
 /// What a round collected for one parameter.
 #[derive(Debug)]
@@ -75,7 +77,51 @@ fn elements<T: AnyBitPattern + bytemuck::NoUninit>(bytes: &[u8]) -> Cow<'_, [T]>
     }
 }
 
-/// The gradients of the round that is being collected, one place per slot.
+/// What a round has collected for one parameter, and what is known about it.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    gradient: Gradient,
+    /// The loss scale the values carry.
+    scale: f32,
+    /// Sum of squares of the values.
+    squares: f64,
+}
+
+impl Collected {
+    pub(crate) fn gradient(&self) -> &Gradient {
+        &self.gradient
+    }
+
+    pub(crate) fn judgement(&self) -> Judgement {
+        Judgement {
+            squares: self.squares,
+            scale: self.scale,
+        }
+    }
+
+    /// The values in `f32`, carrying the loss scale `scale`. Scales are powers of two: changing one
+    /// is exact.
+    fn into_sum(self, scale: f32) -> AlignedBuffer {
+        let mut sum = match self.gradient {
+            Gradient::Sum(sum) => sum,
+            single => single.with_view(|view| {
+                let mut sum = AlignedBuffer::zeroed(view.len());
+                view.widen_into(0..view.len(), &mut sum);
+                sum
+            }),
+        };
+        let ratio = scale / self.scale;
+        if ratio != 1.0 {
+            sum.iter_mut().for_each(|value| *value *= ratio);
+        }
+        sum
+    }
+}
+
+/// The gradients on the host, one place per slot.
+///
+/// Contributions add up in `f32`. [`seal`](Self::seal) closes a round: what is sealed is for the step
+/// to take, what comes later is for the next round.
 ///
 /// A place keeps the buffer it needed: from the second round on collecting allocates nothing, and the
 /// pages are in memory already. Where the last round ended in a sum, the next one begins with one:
@@ -83,11 +129,13 @@ fn elements<T: AnyBitPattern + bytemuck::NoUninit>(bytes: &[u8]) -> Cow<'_, [T]>
 #[derive(Debug)]
 pub(crate) struct GradientStore {
     slots: Vec<Mutex<Place>>,
+    simd: SimdLevel,
 }
 
 #[derive(Debug, Default)]
 struct Place {
-    collected: Option<Gradient>,
+    collected: Option<Collected>,
+    sealed: Option<Collected>,
     /// What an earlier round left: its memory counts, not its values.
     spare: Option<Gradient>,
 }
@@ -110,27 +158,57 @@ impl Place {
             }),
         }
     }
+
+    fn held(&self) -> impl Iterator<Item = &Gradient> {
+        let held = self.collected.iter().chain(&self.sealed);
+        held.map(Collected::gradient)
+    }
+}
+
+/// A gradient on its way into the store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contribution<'a> {
+    /// Element type of `bytes`.
+    pub(crate) precision: Precision,
+    /// The elements, native endian, of any alignment.
+    pub(crate) bytes: &'a [u8],
+    /// The loss scale they carry.
+    pub(crate) scale: f32,
 }
 
 impl GradientStore {
     /// Places for `slots` parameters, all empty.
-    pub(crate) fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize, simd: SimdLevel) -> Self {
         Self {
             slots: (0..slots).map(|_| Mutex::default()).collect(),
+            simd,
         }
     }
 
-    /// Adds a contribution to what `slot` has: `bytes` hold elements of `precision`, of any
-    /// alignment. `prepare` sees the memory that is about to be written.
+    fn collected(&self, gradient: Gradient, scale: f32) -> Collected {
+        let squares =
+            gradient.with_view(|view| sum_of_squares(&view, GradientScaling::NONE, self.simd));
+        Collected {
+            gradient,
+            scale,
+            squares,
+        }
+    }
+
+    /// Adds a contribution to what `slot` has. `prepare` sees the memory that is about to be written.
     pub(crate) fn add(
         &self,
         slot: usize,
-        precision: Precision,
-        bytes: &[u8],
+        contribution: Contribution<'_>,
         prepare: impl FnOnce(&mut [u8]),
     ) {
+        let Contribution {
+            precision,
+            bytes,
+            scale,
+        } = contribution;
         let mut place = self.slots[slot].lock();
-        let collected = match place.collected.take() {
+        let gradient = match place.collected.take() {
             None => {
                 let mut begun = place.begin(precision, bytes.len());
                 match &mut begun {
@@ -149,36 +227,100 @@ impl GradientStore {
                 }
                 begun
             }
-            Some(single @ Gradient::Single(_)) => {
-                let mut sum = AlignedBuffer::zeroed(bytes.len() / precision.size());
-                single.with_view(|view| view.widen_into(0..view.len(), &mut sum));
-                view(bytes, precision, |view| view.add_to(&mut sum));
-                Gradient::Sum(sum)
-            }
-            Some(Gradient::Sum(mut sum)) => {
+            Some(earlier) => {
+                let mut sum = earlier.into_sum(scale);
                 view(bytes, precision, |view| view.add_to(&mut sum));
                 Gradient::Sum(sum)
             }
         };
-        place.collected = Some(collected);
+        place.collected = Some(self.collected(gradient, scale));
     }
 
-    /// Takes what `slot` has collected.
-    pub(crate) fn take(&self, slot: usize) -> Option<Gradient> {
-        self.slots[slot].lock().collected.take()
+    /// Adds a contribution to a round that is sealed already.
+    pub(crate) fn add_sealed(&self, slot: usize, contribution: Contribution<'_>) {
+        let hidden = {
+            let mut place = self.slots[slot].lock();
+            let sealed = place.sealed.take();
+            std::mem::replace(&mut place.collected, sealed)
+        };
+        self.add(slot, contribution, |_| ());
+        let mut place = self.slots[slot].lock();
+        place.sealed = std::mem::replace(&mut place.collected, hidden);
+    }
+
+    /// Closes the round. Gradients that an earlier round left untaken are part of this one; returns
+    /// of how many parameters there were some.
+    pub(crate) fn seal(&self) -> usize {
+        let mut carried = 0;
+        for place in &self.slots {
+            let mut place = place.lock();
+            let collected = place.collected.take();
+            let sealed = match (place.sealed.take(), collected) {
+                (None, collected) => collected,
+                (Some(left), None) => {
+                    carried += 1;
+                    Some(left)
+                }
+                (Some(left), Some(new)) => {
+                    carried += 1;
+                    let mut sum = left.into_sum(new.scale);
+                    new.gradient.with_view(|view| view.add_to(&mut sum));
+                    Some(self.collected(Gradient::Sum(sum), new.scale))
+                }
+            };
+            place.sealed = sealed;
+        }
+        carried
+    }
+
+    /// What is known of the sealed gradients, by slot.
+    pub(crate) fn judgements(&self) -> Vec<(usize, Judgement)> {
+        let places = self.slots.iter().enumerate();
+        let known = places.filter_map(|(slot, place)| {
+            let judgement = place.lock().sealed.as_ref()?.judgement();
+            Some((slot, judgement))
+        });
+        known.collect()
+    }
+
+    /// Calls `look` with the sealed gradient of `slot`.
+    pub(crate) fn with_sealed<R>(
+        &self,
+        slot: usize,
+        look: impl FnOnce(GradientView<'_>) -> R,
+    ) -> Option<R> {
+        let place = self.slots[slot].lock();
+        let sealed = place.sealed.as_ref()?;
+        Some(sealed.gradient.with_view(look))
+    }
+
+    /// Takes the sealed gradient of `slot`.
+    pub(crate) fn take(&self, slot: usize) -> Option<Collected> {
+        self.slots[slot].lock().sealed.take()
     }
 
     /// Gives the memory of a gradient back for the next round.
-    pub(crate) fn recycle(&self, slot: usize, gradient: Gradient) {
-        self.slots[slot].lock().spare = Some(gradient);
+    pub(crate) fn recycle(&self, slot: usize, taken: Collected) {
+        self.slots[slot].lock().spare = Some(taken.gradient);
     }
 
-    /// Drops everything collected.
-    pub(crate) fn clear(&self) {
+    /// Drops what is sealed.
+    pub(crate) fn clear_sealed(&self) {
         for place in &self.slots {
             let mut place = place.lock();
-            if let Some(gradient) = place.collected.take() {
-                place.spare = Some(gradient);
+            if let Some(sealed) = place.sealed.take() {
+                place.spare = Some(sealed.gradient);
+            }
+        }
+    }
+
+    /// Drops everything.
+    pub(crate) fn clear(&self) {
+        self.clear_sealed();
+        for place in &self.slots {
+            let mut place = place.lock();
+            if let Some(collected) = place.collected.take() {
+                place.spare = Some(collected.gradient);
             }
         }
     }
@@ -187,7 +329,7 @@ impl GradientStore {
     pub(crate) fn bytes(&self) -> usize {
         let places = self.slots.iter().map(|place| place.lock());
         places
-            .map(|place| place.collected.as_ref().map_or(0, Gradient::bytes))
+            .map(|place| place.held().map(Gradient::bytes).sum::<usize>())
             .sum()
     }
 
@@ -196,7 +338,7 @@ impl GradientStore {
         let places = self.slots.iter().map(|place| place.lock());
         places
             .map(|place| {
-                let kept = place.collected.iter().chain(&place.spare);
+                let kept = place.held().chain(&place.spare);
                 kept.map(Gradient::capacity).sum::<usize>()
             })
             .sum()
@@ -204,98 +346,4 @@ impl GradientStore {
 }
 
 #[cfg(test)]
-mod tests {
-    use burn::tensor::bf16;
-
-    use super::*;
-
-    fn add(store: &GradientStore, slot: usize, values: &[f32]) {
-        let values: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
-        let bytes = bytemuck::cast_slice(&values);
-        store.add(slot, Precision::Bf16, bytes, |memory| memory.fill(0xFF));
-    }
-
-    fn values(gradient: &Gradient) -> Vec<f32> {
-        gradient.with_view(|view| {
-            let mut out = vec![0.0; view.len()];
-            view.widen_into(0..view.len(), &mut out);
-            out
-        })
-    }
-
-    #[test]
-    fn one_contribution_is_kept_as_it_came() {
-        let store = GradientStore::new(2);
-        add(&store, 1, &[1.0, 2.0, 3.0]);
-        assert_eq!(store.bytes(), 6);
-        assert!(store.take(0).is_none());
-        let taken = store.take(1).unwrap();
-        assert!(matches!(taken, Gradient::Single(_)));
-        assert_eq!(values(&taken), [1.0, 2.0, 3.0]);
-        assert!(store.take(1).is_none());
-    }
-
-    /// acceptance.md, gradient accumulation 25.
-    #[test]
-    fn further_contributions_are_summed_in_f32() {
-        let store = GradientStore::new(1);
-        add(&store, 0, &[2048.0]);
-        for _ in 0..8 {
-            add(&store, 0, &[0.5]);
-        }
-        assert_eq!(store.bytes(), 4);
-        assert_eq!(values(&store.take(0).unwrap()), [2052.0]);
-    }
-
-    #[test]
-    fn cleared_gradients_are_gone() {
-        let store = GradientStore::new(1);
-        add(&store, 0, &[1.0]);
-        store.clear();
-        assert_eq!(store.bytes(), 0);
-        assert!(store.take(0).is_none());
-    }
-
-    #[test]
-    fn later_rounds_use_the_memory_of_earlier_ones() {
-        let store = GradientStore::new(1);
-        let address = |gradient: &Gradient| {
-            gradient.with_view(|view| match view {
-                GradientView::F32(sum) => sum.as_ptr() as usize,
-                GradientView::F16(one) => one.as_ptr() as usize,
-                GradientView::Bf16(one) => one.as_ptr() as usize,
-            })
-        };
-        let round = |contributions: usize, value: f32| {
-            for _ in 0..contributions {
-                add(&store, 0, &[value; 40]);
-            }
-            let taken = store.take(0).unwrap();
-            assert_eq!(values(&taken), [contributions as f32 * value; 40]);
-            let (at, single) = (address(&taken), matches!(taken, Gradient::Single(_)));
-            store.recycle(0, taken);
-            (at, single)
-        };
-        let first = round(1, 1.0);
-        assert!(first.1);
-        assert_eq!(round(1, 2.0), first);
-        // 80 bytes of bf16, rounded up to cache lines; then 160 of f32, and nothing else.
-        assert_eq!(store.capacity(), 128);
-        let sum = round(2, 3.0);
-        assert!(!sum.1);
-        assert_eq!(store.capacity(), 192);
-        assert_eq!([round(3, 4.0), round(1, 5.0)], [sum; 2]);
-        assert_eq!(store.capacity(), 192);
-    }
-
-    #[test]
-    fn unaligned_bytes_are_read_too() {
-        let bytes: Vec<u8> = [0u8].into_iter().chain(1.5f32.to_ne_bytes()).collect();
-        assert_eq!(elements::<f32>(&bytes[1..]).as_ref(), [1.5]);
-        let store = GradientStore::new(1);
-        for _ in 0..2 {
-            store.add(0, Precision::F32, &bytes[1..], |_| ());
-        }
-        assert_eq!(values(&store.take(0).unwrap()), [3.0]);
-    }
-}
+mod tests;

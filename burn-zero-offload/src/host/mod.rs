@@ -1,4 +1,4 @@
-//! Station 3: where the big memory lives. Master weights and moments of every parameter, and the
+//! Station 3: where the big memory lives. Master weights and optimizer state of every parameter, and the
 //! gradients of the round that is being collected.
 
 mod arena;
@@ -7,6 +7,6 @@ mod state;
 mod tiles;
 
 pub(crate) use arena::{AlignedBuffer, Arena};
-pub(crate) use gradients::GradientStore;
+pub(crate) use gradients::{Contribution, GradientStore};
 pub(crate) use state::{SavedState, SlotState};
 pub(crate) use tiles::{Tile, TileRing};

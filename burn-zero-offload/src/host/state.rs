@@ -1,85 +1,73 @@
 //! The state of one parameter and its form in records.
 
 use super::Arena;
-use crate::optimize::Moments;
+use crate::optimize::{HostRule, StateMut};
 
-/// Master weights, moments and update count of one parameter.
+/// Master weights, state of the rule and update count of one parameter.
 #[derive(Debug)]
 pub(crate) struct SlotState {
     /// The buffers.
     pub(crate) arena: Arena,
-    /// Updates applied so far: `t` of the bias corrections.
+    /// Updates applied so far: `t` of the rules.
     pub(crate) time: u64,
 }
 
 /// A parameter's optimizer state outside the engine, as records carry it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SavedState {
-    /// Updates applied so far.
-    pub(crate) time: u64,
-    /// First moments.
-    pub(crate) first: Vec<f32>,
-    /// Second moments.
-    pub(crate) second: Vec<f32>,
-    /// Largest second moments, with AMSGrad.
-    pub(crate) largest: Option<Vec<f32>>,
+    /// Updates applied so far. Records of some of Burn's optimizers do not have it.
+    pub(crate) time: Option<u64>,
+    /// What the rule keeps, in its order; those that the record has.
+    pub(crate) state: Vec<Option<Vec<f32>>>,
 }
 
 impl SlotState {
-    /// State with `master` as it is, no moments and no update yet.
-    pub(crate) fn new(master: &[f32], amsgrad: bool) -> Self {
-        let mut arena = Arena::new(master.len(), amsgrad);
+    /// State with `master` as it is, `values` of state per weight, and no update yet.
+    pub(crate) fn new(master: &[f32], values: usize) -> Self {
+        let mut arena = Arena::new(master.len(), values);
         arena.master.copy_from_slice(master);
         Self { arena, time: 0 }
     }
 
     /// The buffers, borrowed for an update.
-    pub(crate) fn moments(&mut self) -> Moments<'_> {
-        Moments {
+    pub(crate) fn as_mut(&mut self) -> StateMut<'_> {
+        StateMut {
             master: &mut self.arena.master,
-            first: &mut self.arena.first,
-            second: &mut self.arena.second,
-            largest: self.arena.largest.as_deref_mut(),
+            state: self.arena.state.iter_mut().map(|v| &mut v[..]).collect(),
         }
     }
 
-    /// Copies the optimizer state out.
-    pub(crate) fn save(&self) -> SavedState {
-        SavedState {
-            time: self.time,
-            first: self.arena.first.to_vec(),
-            second: self.arena.second.to_vec(),
-            largest: self.arena.largest.as_ref().map(|largest| largest.to_vec()),
-        }
+    /// Copies the state of the rule out.
+    pub(crate) fn save(&self) -> Vec<Vec<f32>> {
+        self.arena.state.iter().map(|v| v.to_vec()).collect()
     }
 
-    /// Replaces the optimizer state; the master weights stay.
+    /// Replaces the state of the rule; the master weights stay.
     ///
-    /// State without largest second moments continues an AMSGrad run from its second moments, as
-    /// Burn does. Returns `false`, with nothing changed, if a length does not fit.
-    pub(crate) fn restore(&mut self, saved: SavedState) -> bool {
+    /// What is missing is completed as `rule` knows how. A record without an update count has seen at
+    /// least one update. Returns `false`, with nothing changed, if something does not fit.
+    pub(crate) fn restore(&mut self, rule: &HostRule, saved: SavedState) -> bool {
+        let SavedState { time, state } = saved;
         let len = self.arena.master.len();
-        let fits = |values: &[f32]| values.len() == len;
-        let largest_fits = saved.largest.as_deref().is_none_or(fits);
-        if !fits(&saved.first) || !fits(&saved.second) || !largest_fits {
+        let fits = |values: &Vec<f32>| values.len() == len;
+        if !state.iter().flatten().all(fits) {
             return false;
         }
-        self.time = saved.time;
-        self.arena.first.copy_from_slice(&saved.first);
-        self.arena.second.copy_from_slice(&saved.second);
-        if let Some(largest) = &mut self.arena.largest {
-            largest.copy_from_slice(saved.largest.as_ref().unwrap_or(&saved.second));
+        let Some(state) = rule.complete(state) else {
+            return false;
+        };
+        self.time = time.unwrap_or(1);
+        for (buffer, values) in self.arena.state.iter_mut().zip(state) {
+            buffer.copy_from_slice(&values);
         }
         true
     }
 
-    /// Forgets the optimizer state; the master weights stay.
+    /// Forgets the state of the rule; the master weights stay.
     pub(crate) fn reset(&mut self) {
         self.time = 0;
-        self.arena.first.fill(0.0);
-        self.arena.second.fill(0.0);
-        if let Some(largest) = &mut self.arena.largest {
-            largest.fill(0.0);
+        for buffer in &mut self.arena.state {
+            buffer.fill(0.0);
         }
     }
 }
@@ -87,32 +75,59 @@ impl SlotState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimize::rules::{Adam, AmsGrad, WeightDecay};
+
+    const ADAM: Adam = Adam {
+        beta_1: 0.9,
+        beta_2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: WeightDecay::None,
+    };
+
+    fn saved(time: Option<u64>, state: [Option<Vec<f32>>; 3]) -> SavedState {
+        SavedState {
+            time,
+            state: state.into(),
+        }
+    }
 
     #[test]
     fn saved_state_comes_back_and_leaves_the_master_alone() {
-        let mut state = SlotState::new(&[1.0, 2.0], true);
+        let rule = HostRule::new(AmsGrad(ADAM));
+        let mut state = SlotState::new(&[1.0, 2.0], 3);
         state.time = 3;
-        state.arena.first.copy_from_slice(&[0.1, 0.2]);
-        state.arena.second.copy_from_slice(&[0.3, 0.4]);
-        let saved = state.save();
+        state.arena.state[0].copy_from_slice(&[0.1, 0.2]);
+        state.arena.state[2].copy_from_slice(&[0.3, 0.4]);
+        let copy = state.save();
         state.reset();
-        assert_eq!((state.time, state.arena.first.to_vec()), (0, vec![0.0; 2]));
-        assert!(state.restore(saved));
+        assert_eq!(state.save(), vec![vec![0.0; 2]; 3]);
+        let saved = SavedState {
+            time: Some(3),
+            state: copy.into_iter().map(Some).collect(),
+        };
+        assert!(state.restore(&rule, saved));
         assert_eq!(state.time, 3);
-        assert_eq!(state.arena.second.to_vec(), [0.3, 0.4]);
+        assert_eq!(state.arena.state[2].to_vec(), [0.3, 0.4]);
         assert_eq!(state.arena.master.to_vec(), [1.0, 2.0]);
     }
 
     #[test]
     fn state_of_another_length_is_refused_whole() {
-        let mut state = SlotState::new(&[1.0, 2.0], false);
-        let saved = SavedState {
-            time: 9,
-            first: vec![1.0; 2],
-            second: vec![1.0; 3],
-            largest: None,
-        };
-        assert!(!state.restore(saved));
-        assert_eq!((state.time, state.arena.first.to_vec()), (0, vec![0.0; 2]));
+        let rule = HostRule::new(AmsGrad(ADAM));
+        let mut state = SlotState::new(&[1.0, 2.0], 3);
+        let one = |len| Some(vec![1.0; len]);
+        assert!(!state.restore(&rule, saved(Some(9), [one(2), one(3), None])));
+        assert!(!state.restore(&rule, saved(Some(9), [one(2), None, one(2)])));
+        assert_eq!((state.time, state.save()), (0, vec![vec![0.0; 2]; 3]));
+    }
+
+    #[test]
+    fn a_record_of_plain_adam_continues_as_amsgrad_from_its_second_moments() {
+        let rule = HostRule::new(AmsGrad(ADAM));
+        let mut state = SlotState::new(&[1.0], 3);
+        let record = saved(None, [Some(vec![0.5]), Some(vec![0.25]), None]);
+        assert!(state.restore(&rule, record));
+        assert_eq!(state.save(), [[0.5], [0.25], [0.25]]);
+        assert_eq!(state.time, 1, "it has seen an update");
     }
 }

@@ -5,18 +5,25 @@
 
 mod gradient;
 mod image;
+mod loss_scale;
 mod norm;
-/// The update written as the formula, one element at a time: the reference of every fast path.
 pub mod oracle;
 mod rule;
+pub mod rules;
+mod scaling;
 mod simd;
 mod step;
 mod tiles;
+mod verdict;
 
 pub use gradient::GradientView;
 pub use image::{DeviceImage, ImageMut, Precision};
-pub(crate) use norm::l2_norm;
-pub use rule::{Adam, GradientClip, StepScalars, WeightDecay};
+pub(crate) use loss_scale::{LossScale, LossScaler, ScalerState};
+pub(crate) use norm::sum_of_squares;
+pub use rule::{HostRule, Rule, Update};
+pub(crate) use scaling::clip_coefficient;
+pub use scaling::{GradientClip, GradientScaling};
 pub use simd::{SimdLevel, UnsupportedSimd};
-pub use step::{Moments, TileStep};
+pub use step::{StateMut, TileStep};
 pub use tiles::{TILE, TilePlan};
+pub(crate) use verdict::{Judgement, Verdict};

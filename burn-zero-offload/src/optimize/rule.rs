@@ -1,166 +1,211 @@
-//! The update rules and the scalars that one step shares among all elements.
+//! What an update rule is, and how the step runs one it does not know.
 
-/// How a weight is pulled towards zero.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum WeightDecay {
-    /// Not at all.
-    None,
-    /// Classical L2 penalty, added to the gradient: `g <- g + penalty * p` (Adam).
-    L2(f32),
-    /// Decoupled, `p <- p * (1 - lr * rate)` (AdamW, Loshchilov and Hutter, arXiv 1711.05101).
-    Decoupled(f32),
-    /// Decoupled, only where the weight and its first moment have the same sign
-    /// (cautious weight decay, arXiv 2510.12402).
-    Cautious(f32),
-}
+use std::fmt;
+use std::sync::Arc;
 
-/// What is done to a parameter's gradient before the rule sees it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GradientClip {
-    /// Clamp every element to `[-value, value]`.
-    Value(f32),
-    /// Scale the parameter's gradient so that its L2 norm is at most this.
-    Norm(f32),
-}
+use super::step::{Begun, BegunUpdate};
+use super::{GradientClip, GradientScaling};
 
-/// Adam and AdamW with the hyper-parameters of Burn's `AdamConfig` and `AdamWConfig`.
+/// How a weight follows from its gradient, one element at a time.
 ///
-/// With `g` the gradient, `t` the number of updates of this parameter, this one included
-/// (Kingma and Ba, arXiv 1412.6980, algorithm 1):
+/// `N` is the number of `f32` values a rule keeps for each weight. They are zero before the first
+/// update. The step calls [`update`](Self::update) in vectorised loops over tiles and threads; it sees
+/// one element only, so the result cannot depend on how the work was cut. Write `a.mul_add(b, c)` for
+/// every multiply-add that should be fused: compilers never fuse on their own, so the bits are the
+/// same on every machine.
 ///
-/// ```text
-/// m <- b1 m + (1 - b1) g
-/// v <- b2 v + (1 - b2) g^2
-/// p <- decayed(p) - lr (m / (1 - b1^t)) / (sqrt(w / (1 - b2^t)) + eps)
+/// A rule of your own, here gradient descent with a running mean of gradients, gets a config as Burn's
+/// optimizers have one:
+///
 /// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use burn_zero_offload::optimize::{HostRule, Rule};
+/// use burn_zero_offload::{OffloadConfig, OffloadError, WithOffload};
 ///
-/// where `w` is `v`, or with AMSGrad the largest `v` so far (Reddi et al., 2018).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Adam {
-    /// Decay rate of the first moment.
-    pub beta_1: f32,
-    /// Decay rate of the second moment.
-    pub beta_2: f32,
-    /// Added to the denominator.
-    pub epsilon: f32,
-    /// Weight decay.
-    pub weight_decay: WeightDecay,
-    /// Divide by the largest second moment so far.
-    pub amsgrad: bool,
-    /// Per-parameter gradient clipping.
-    pub clip: Option<GradientClip>,
-}
+/// #[derive(Clone, Debug)]
+/// struct MeanGradient {
+///     beta: f32,
+/// }
+///
+/// impl Rule<1> for MeanGradient {
+///     /// Share of the old mean and of the new gradient, learning rate.
+///     type Scalars = (f32, f32, f32);
+///
+///     const STATE: [&'static str; 1] = ["mean"];
+///
+///     fn scalars(&self, _time: u64, lr: f64) -> Self::Scalars {
+///         (self.beta, 1.0 - self.beta, lr as f32)
+///     }
+///
+///     #[inline(always)]
+///     fn update(s: &Self::Scalars, p: f32, [mean]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
+///         let mean = s.0.mul_add(mean, s.1 * g);
+///         (s.2.mul_add(-mean, p), [mean])
+///     }
+/// }
+///
+/// impl WithOffload for MeanGradient {
+///     fn host_rule(&self) -> Result<HostRule, OffloadError> {
+///         Ok(HostRule::new(self.clone()))
+///     }
+/// }
+///
+/// # fn main() -> Result<(), OffloadError> {
+/// let model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+/// let rule = MeanGradient { beta: 0.9 };
+/// let (model, offload) = rule.with_offload(OffloadConfig::new()).init(model)?;
+/// assert_eq!(offload.memory().host_moments, 2 * 64); // one value a weight, whole cache lines
+/// # let _ = model;
+/// # Ok(())
+/// # }
+/// ```
+pub trait Rule<const N: usize>: Clone + fmt::Debug + Send + Sync + 'static {
+    /// What all elements of one update share, computed once.
+    type Scalars: Send + Sync + 'static;
 
-/// Everything an element's update needs besides the element: computed once a step, in `f64`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepScalars {
-    /// Factor on the gradient (1, or the clipping coefficient).
-    pub gradient_factor: f32,
-    /// Bound on the gradient's absolute value after the factor; infinite when unused.
-    pub gradient_bound: f32,
-    /// `b1`.
-    pub beta_1: f32,
-    /// `1 - b1`.
-    pub one_minus_beta_1: f32,
-    /// `b2`.
-    pub beta_2: f32,
-    /// `1 - b2`.
-    pub one_minus_beta_2: f32,
-    /// `1 / sqrt(1 - b2^t)`.
-    pub inverse_sqrt_correction_2: f32,
-    /// `eps`.
-    pub epsilon: f32,
-    /// `lr / (1 - b1^t)`.
-    pub step_size: f32,
-    /// Factor on the weight, `1 - lr * rate` with decoupled decay, else 1.
-    pub keep: f32,
-    /// Share of the weight taken off where it and its first moment have the same sign:
-    /// `lr * rate` with cautious decay, else 0.
-    pub cautious_rate: f32,
-    /// L2 penalty, 0 when unused.
-    pub l2: f32,
-}
+    /// Names of the state in optimizer records, dotted as Burn nests them.
+    const STATE: [&'static str; N];
 
-impl Adam {
-    /// The scalars of update number `time` (counted from 1) at learning rate `lr`.
-    ///
-    /// `gradient_norm` is the L2 norm of the parameter's gradient; it matters only for
-    /// [`GradientClip::Norm`].
-    pub fn scalars(&self, time: u64, lr: f64, gradient_norm: f64) -> StepScalars {
-        let (beta_1, beta_2) = (self.beta_1 as f64, self.beta_2 as f64);
-        let correction_1 = 1.0 - beta_1.powf(time as f64);
-        let correction_2 = 1.0 - beta_2.powf(time as f64);
-        let (mut keep, mut cautious_rate, mut l2) = (1.0, 0.0, 0.0);
-        match self.weight_decay {
-            WeightDecay::None => {}
-            WeightDecay::L2(penalty) => l2 = penalty,
-            WeightDecay::Decoupled(rate) => keep = 1.0 - lr * rate as f64,
-            WeightDecay::Cautious(rate) => cautious_rate = lr * rate as f64,
+    /// Name of the update count in optimizer records.
+    const TIME: &'static str = "time";
+
+    /// The scalars of update number `time` of a parameter, counted from 1, at learning rate `lr`.
+    /// Compute in `f64` and round once.
+    fn scalars(&self, time: u64, lr: f64) -> Self::Scalars;
+
+    /// The new weight and state of one element. `gradient` is finite: the loss scale and clipping have
+    /// been applied. Mark it `#[inline(always)]`, or the loop around it will not be vectorised.
+    fn update(
+        scalars: &Self::Scalars,
+        weight: f32,
+        state: [f32; N],
+        gradient: f32,
+    ) -> (f32, [f32; N]);
+
+    /// Completes the state of a record that lacks some of it; each vector has one value per weight.
+    /// `None`, the default where anything is missing, refuses the record: the parameter then starts
+    /// without state, as in Burn.
+    fn complete(state: [Option<Vec<f32>>; N]) -> Option<[Vec<f32>; N]> {
+        if state.iter().any(Option::is_none) {
+            return None;
         }
-        let (mut factor, mut bound) = (1.0, f32::INFINITY);
-        match self.clip {
-            None => {}
-            Some(GradientClip::Value(value)) => bound = value,
-            // Burn adds the smallest positive number to the norm; it only matters for norm 0,
-            // where the factor is 1 either way.
-            Some(GradientClip::Norm(limit)) if gradient_norm > limit as f64 => {
-                factor = limit as f64 / gradient_norm;
-            }
-            Some(GradientClip::Norm(_)) => {}
-        }
-        StepScalars {
-            gradient_factor: factor as f32,
-            gradient_bound: bound,
-            beta_1: self.beta_1,
-            one_minus_beta_1: (1.0 - beta_1) as f32,
-            beta_2: self.beta_2,
-            one_minus_beta_2: (1.0 - beta_2) as f32,
-            inverse_sqrt_correction_2: (1.0 / correction_2.sqrt()) as f32,
-            epsilon: self.epsilon,
-            step_size: (lr / correction_1) as f32,
-            keep: keep as f32,
-            cautious_rate: cautious_rate as f32,
-            l2,
-        }
+        Some(state.map(Option::unwrap_or_default))
     }
 
-    /// Whether [`scalars`](Self::scalars) needs the gradient's norm.
-    pub fn needs_norm(&self) -> bool {
-        matches!(self.clip, Some(GradientClip::Norm(_)))
+    /// Values that Burn's records of this rule hold besides its state, computed from it.
+    fn derived(_state: [&[f32]; N]) -> Vec<(&'static str, Vec<f32>)> {
+        Vec::new()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A rule with all its hyper-parameters, whatever its type.
+#[derive(Clone)]
+pub struct HostRule {
+    rule: Arc<dyn AnyRule>,
+    clip: Option<GradientClip>,
+}
 
-    pub(crate) fn adam() -> Adam {
-        Adam {
-            beta_1: 0.9,
-            beta_2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: WeightDecay::None,
-            amsgrad: false,
+impl HostRule {
+    /// Takes a rule as it is.
+    pub fn new<const N: usize>(rule: impl Rule<N>) -> Self {
+        Self {
+            rule: Arc::new(Erased(rule)),
             clip: None,
         }
     }
 
-    #[test]
-    fn corrections_of_the_first_update_cancel_the_decay_rates() {
-        let s = adam().scalars(1, 0.1, 0.0);
-        assert!((s.step_size - 1.0).abs() < 1e-6);
-        assert!((s.inverse_sqrt_correction_2 - 31.622_776).abs() < 1e-3);
-        assert_eq!((s.keep, s.cautious_rate, s.l2), (1.0, 0.0, 0.0));
+    /// Clips the gradient of each parameter on its own, as the clipping of Burn's optimizer configs
+    /// does. Comes after [`max_grad_norm`](crate::OffloadConfig#structfield.max_grad_norm).
+    pub fn with_clipping(mut self, clip: Option<GradientClip>) -> Self {
+        self.clip = clip;
+        self
     }
 
-    #[test]
-    fn a_norm_within_the_limit_is_left_alone() {
-        let rule = Adam {
-            clip: Some(GradientClip::Norm(1.0)),
-            ..adam()
-        };
-        assert_eq!(rule.scalars(1, 0.1, 0.5).gradient_factor, 1.0);
-        assert_eq!(rule.scalars(1, 0.1, 5.0).gradient_factor, 0.2);
-        assert_eq!(rule.scalars(1, 0.1, 0.0).gradient_factor, 1.0);
+    /// How each parameter's gradient is clipped on its own.
+    pub fn clipping(&self) -> Option<GradientClip> {
+        self.clip
+    }
+
+    /// Begins update number `time`, counted from 1, of a parameter at learning rate `lr`.
+    pub fn begin(&self, time: u64, lr: f64, scaling: GradientScaling) -> Update {
+        let begun = self.rule.begin(time, lr);
+        Update { begun, scaling }
+    }
+
+    /// Names of the values kept for each weight.
+    pub fn state(&self) -> &'static [&'static str] {
+        self.rule.state()
+    }
+
+    pub(crate) fn time(&self) -> &'static str {
+        self.rule.time()
+    }
+
+    pub(crate) fn complete(&self, state: Vec<Option<Vec<f32>>>) -> Option<Vec<Vec<f32>>> {
+        self.rule.complete(state)
+    }
+
+    pub(crate) fn derived(&self, state: &[Vec<f32>]) -> Vec<(&'static str, Vec<f32>)> {
+        self.rule.derived(state)
+    }
+}
+
+impl fmt::Debug for HostRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.rule)?;
+        self.clip.map_or(Ok(()), |clip| write!(f, " with {clip:?}"))
+    }
+}
+
+/// One update of one parameter: scalars computed, elements still to come.
+pub struct Update {
+    pub(super) begun: Box<dyn BegunUpdate>,
+    pub(super) scaling: GradientScaling,
+}
+
+impl fmt::Debug for Update {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Update")
+            .field("scaling", &self.scaling)
+            .finish_non_exhaustive()
+    }
+}
+
+trait AnyRule: fmt::Debug + Send + Sync {
+    fn state(&self) -> &'static [&'static str];
+    fn time(&self) -> &'static str;
+    fn begin(&self, time: u64, lr: f64) -> Box<dyn BegunUpdate>;
+    fn complete(&self, state: Vec<Option<Vec<f32>>>) -> Option<Vec<Vec<f32>>>;
+    fn derived(&self, state: &[Vec<f32>]) -> Vec<(&'static str, Vec<f32>)>;
+}
+
+struct Erased<R, const N: usize>(R);
+
+impl<R: fmt::Debug, const N: usize> fmt::Debug for Erased<R, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<R: Rule<N>, const N: usize> AnyRule for Erased<R, N> {
+    fn state(&self) -> &'static [&'static str] {
+        &R::STATE
+    }
+
+    fn time(&self) -> &'static str {
+        R::TIME
+    }
+
+    fn begin(&self, time: u64, lr: f64) -> Box<dyn BegunUpdate> {
+        Box::new(Begun::<R, N>(self.0.scalars(time, lr)))
+    }
+
+    fn complete(&self, state: Vec<Option<Vec<f32>>>) -> Option<Vec<Vec<f32>>> {
+        Some(R::complete(state.try_into().ok()?)?.into())
+    }
+
+    fn derived(&self, state: &[Vec<f32>]) -> Vec<(&'static str, Vec<f32>)> {
+        R::derived(std::array::from_fn(|k| &state[k][..]))
     }
 }

@@ -3,37 +3,35 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::image::Image;
-use super::oracle::{self, Element};
-use super::{GradientView, ImageMut, SimdLevel, StepScalars, TILE};
+use super::{GradientScaling, GradientView, ImageMut, Rule, SimdLevel, TILE, Update};
 
 /// The state of one parameter, borrowed for a step. All slices have the same length.
 #[derive(Debug)]
-pub struct Moments<'a> {
+pub struct StateMut<'a> {
     /// fp32 master weights.
     pub master: &'a mut [f32],
-    /// First moments.
-    pub first: &'a mut [f32],
-    /// Second moments.
-    pub second: &'a mut [f32],
-    /// Largest second moments so far, with AMSGrad.
-    pub largest: Option<&'a mut [f32]>,
+    /// What the rule keeps for each weight, in the order of [`Rule::STATE`].
+    pub state: Vec<&'a mut [f32]>,
 }
 
-impl Moments<'_> {
+impl StateMut<'_> {
+    /// The same state, borrowed for less long.
+    pub fn reborrow(&mut self) -> StateMut<'_> {
+        self.slice(0..self.master.len())
+    }
+
     /// The state of the elements in `range`.
     ///
     /// # Panics
     ///
     /// If `range` is out of bounds.
-    pub fn slice(&mut self, range: Range<usize>) -> Moments<'_> {
-        Moments {
+    pub fn slice(&mut self, range: Range<usize>) -> StateMut<'_> {
+        let state = self.state.iter_mut();
+        StateMut {
             master: &mut self.master[range.clone()],
-            first: &mut self.first[range.clone()],
-            second: &mut self.second[range.clone()],
-            largest: self.largest.as_deref_mut().map(|w| &mut w[range]),
+            state: state.map(|values| &mut values[range.clone()]).collect(),
         }
     }
 }
@@ -47,42 +45,94 @@ pub struct TileStep {
     pub tile: usize,
 }
 
+/// Tiles that one task does one after the other: handing over a task costs as much as part of a tile.
+const TILES_PER_TASK: usize = 4;
+
 impl TileStep {
     /// Tiles of the default size on instruction set `simd`.
     pub fn new(simd: SimdLevel) -> Self {
         Self { simd, tile: TILE }
     }
 
-    /// Applies one Adam update to `state` and writes the device's image of the new master weights.
+    /// Applies `update` to `state` and writes the device's image of the new master weights.
     /// Runs on the current rayon pool; a single tile runs on the calling thread.
     ///
     /// # Panics
     ///
-    /// If the lengths of `gradient`, `state` and `image` differ.
+    /// If the lengths of `gradient`, `state` and `image` differ, or `state` has another number of values
+    /// per weight than the rule.
     pub fn update(
         &self,
-        state: Moments<'_>,
+        update: &Update,
+        state: StateMut<'_>,
         gradient: GradientView<'_>,
-        scalars: &StepScalars,
         image: ImageMut<'_>,
     ) {
+        assert!(
+            self.tile > 0 && self.tile <= TILE,
+            "a tile has 1 to {TILE} elements"
+        );
+        let Update { begun, scaling } = update;
+        begun.apply(*self, *scaling, state, gradient, image);
+    }
+}
+
+/// An update whose scalars are known, of whatever rule.
+pub(super) trait BegunUpdate: Send + Sync {
+    fn apply(
+        &self,
+        step: TileStep,
+        scaling: GradientScaling,
+        state: StateMut<'_>,
+        gradient: GradientView<'_>,
+        image: ImageMut<'_>,
+    );
+}
+
+/// The scalars of an update of rule `R`.
+pub(super) struct Begun<R: Rule<N>, const N: usize>(pub(super) R::Scalars);
+
+impl<R: Rule<N>, const N: usize> BegunUpdate for Begun<R, N> {
+    fn apply(
+        &self,
+        step: TileStep,
+        scaling: GradientScaling,
+        state: StateMut<'_>,
+        gradient: GradientView<'_>,
+        image: ImageMut<'_>,
+    ) {
+        let StateMut { master, state } = state;
+        let count = state.len();
+        let Ok(state) = <[&mut [f32]; N]>::try_from(state) else {
+            panic!("the rule keeps {N} values for each weight, {count} were given")
+        };
+        let run = Run::<R, N> {
+            step,
+            scaling,
+            scalars: &self.0,
+            gradient,
+        };
         match image {
-            ImageMut::F32(image) => self.run(state, gradient, scalars, image),
-            ImageMut::F16(image) => self.run(state, gradient, scalars, image),
-            ImageMut::Bf16(image) => self.run(state, gradient, scalars, image),
+            ImageMut::F32(image) => run.all(master, state, image),
+            ImageMut::F16(image) => run.all(master, state, image),
+            ImageMut::Bf16(image) => run.all(master, state, image),
         }
     }
+}
 
-    fn run<H: Image>(
-        &self,
-        state: Moments<'_>,
-        gradient: GradientView<'_>,
-        scalars: &StepScalars,
-        image: &mut [H],
-    ) {
-        let len = state.master.len();
+/// What the tiles of an update share.
+struct Run<'a, R: Rule<N>, const N: usize> {
+    step: TileStep,
+    scaling: GradientScaling,
+    scalars: &'a R::Scalars,
+    gradient: GradientView<'a>,
+}
+
+impl<R: Rule<N>, const N: usize> Run<'_, R, N> {
+    fn all<H: Image>(&self, master: &mut [f32], state: [&mut [f32]; N], image: &mut [H]) {
+        let len = master.len();
         assert_eq!(
-            gradient.len(),
+            self.gradient.len(),
             len,
             "gradient and master weights differ in length"
         );
@@ -91,100 +141,90 @@ impl TileStep {
             len,
             "device image and master weights differ in length"
         );
-        assert!(
-            self.tile > 0 && self.tile <= TILE,
-            "a tile has 1 to {TILE} elements"
-        );
-        let Moments {
-            master,
-            first,
-            second,
-            largest,
-        } = state;
-        let tile = self.tile;
-        let work = |(index, ((((p, m), v), w), h)): (usize, Streams<'_, H>)| {
-            let start = index * tile;
-            let mut buffer = [0.0f32; TILE];
-            let g = &mut buffer[..p.len()];
-            gradient.widen_into(start..start + p.len(), g);
-            match w {
-                Some(w) => self.simd.run(Loop::<true> {
-                    p,
-                    m,
-                    v,
-                    w,
-                    g,
-                    s: scalars,
-                }),
-                None => self.simd.run(Loop::<false> {
-                    p,
-                    m,
-                    v,
-                    w: &mut [],
-                    g,
-                    s: scalars,
-                }),
-            }
-            H::round_into(p, h);
-        };
-        if len <= tile {
-            // One tile: handing it to another thread would take longer than it does.
-            work((0, ((((master, first), second), largest), image)));
+        for values in &state {
+            assert_eq!(
+                values.len(),
+                len,
+                "state and master weights differ in length"
+            );
+        }
+        self.tiles(0, master, state, image);
+    }
+
+    /// The elements from `start` on: halves them, at the border of a tile, until they are few.
+    fn tiles<H: Image>(
+        &self,
+        start: usize,
+        master: &mut [f32],
+        mut state: [&mut [f32]; N],
+        image: &mut [H],
+    ) {
+        let tile = self.step.tile;
+        let count = master.len().div_ceil(tile);
+        if count > TILES_PER_TASK {
+            let middle = count / 2 * tile;
+            let (left, right) = master.split_at_mut(middle);
+            let (left_image, right_image) = image.split_at_mut(middle);
+            let mut halves = state.map(|values| values.split_at_mut(middle));
+            let left_state = halves.each_mut().map(|half| std::mem::take(&mut half.0));
+            let right_state = halves.map(|half| half.1);
+            rayon::join(
+                || self.tiles(start, left, left_state, left_image),
+                || self.tiles(start + middle, right, right_state, right_image),
+            );
             return;
         }
-        let largest: Vec<Option<&mut [f32]>> = match largest {
-            Some(w) => w.chunks_mut(tile).map(Some).collect(),
-            None => (0..len.div_ceil(tile)).map(|_| None).collect(),
-        };
-        let tiles = master
-            .par_chunks_mut(tile)
-            .zip(first.par_chunks_mut(tile))
-            .zip(second.par_chunks_mut(tile))
-            .zip(largest.into_par_iter())
-            .zip(image.par_chunks_mut(tile))
-            .enumerate();
-        tiles.for_each(work);
+        let tiles = master.chunks_mut(tile).zip(image.chunks_mut(tile));
+        for (index, (p, h)) in tiles.enumerate() {
+            let from = index * tile;
+            let mut buffer = [0.0f32; TILE];
+            let g = &mut buffer[..p.len()];
+            let at = start + from;
+            self.gradient.widen_into(at..at + p.len(), g);
+            let (scaling, s) = (self.scaling, self.scalars);
+            let state = state
+                .each_mut()
+                .map(|values| &mut values[from..from + p.len()]);
+            self.step.simd.run(Loop::<R, N> {
+                p,
+                state,
+                g,
+                scaling,
+                s,
+            });
+            H::round_into(p, h);
+        }
     }
 }
 
-type Streams<'a, H> = (
-    (
-        ((&'a mut [f32], &'a mut [f32]), &'a mut [f32]),
-        Option<&'a mut [f32]>,
-    ),
-    &'a mut [H],
-);
-
-struct Loop<'a, const AMSGRAD: bool> {
+struct Loop<'a, R: Rule<N>, const N: usize> {
     p: &'a mut [f32],
-    m: &'a mut [f32],
-    v: &'a mut [f32],
-    w: &'a mut [f32],
+    state: [&'a mut [f32]; N],
     g: &'a [f32],
-    s: &'a StepScalars,
+    scaling: GradientScaling,
+    s: &'a R::Scalars,
 }
 
-impl<const AMSGRAD: bool> WithSimd for Loop<'_, AMSGRAD> {
+impl<R: Rule<N>, const N: usize> WithSimd for Loop<'_, R, N> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        let Self { p, m, v, w, g, s } = self;
+        let Self {
+            p,
+            state,
+            g,
+            scaling,
+            s,
+        } = self;
         let n = p.len();
-        let (m, v, g) = (&mut m[..n], &mut v[..n], &g[..n]);
-        let w = if AMSGRAD { &mut w[..n] } else { w };
+        let (state, g) = (state.map(|values| &mut values[..n]), &g[..n]);
         for i in 0..n {
-            let largest = if AMSGRAD { w[i] } else { 0.0 };
-            let e = Element {
-                master: p[i],
-                first: m[i],
-                second: v[i],
-                largest,
-            };
-            let e = oracle::adam::<AMSGRAD>(e, g[i], s);
-            (p[i], m[i], v[i]) = (e.master, e.first, e.second);
-            if AMSGRAD {
-                w[i] = e.largest;
+            let before = std::array::from_fn(|k| state[k][i]);
+            let (weight, after) = R::update(s, p[i], before, scaling.apply(g[i]));
+            p[i] = weight;
+            for k in 0..N {
+                state[k][i] = after[k];
             }
         }
     }

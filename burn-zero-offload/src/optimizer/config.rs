@@ -1,12 +1,13 @@
 use burn::module::{Module, ParamGroup};
-use burn::optim::{AdamConfig, AdamWConfig};
+use burn::optim::{AdaGradConfig, AdamConfig, AdamWConfig, LionConfig, RmsPropConfig, SgdConfig};
 
 use super::{Offload, install, rule};
 use crate::config::OffloadConfig;
 use crate::error::OffloadError;
-use crate::optimize::Adam;
+use crate::optimize::HostRule;
 
-/// Optimizer configs of Burn whose step can run on the CPU.
+/// Optimizer configs whose step can run on the CPU: those of Burn that update every element on its own,
+/// and your own (see [`Rule`](crate::optimize::Rule)).
 ///
 /// ```
 /// use burn::optim::AdamWConfig;
@@ -15,13 +16,13 @@ use crate::optimize::Adam;
 /// let optimizer = AdamWConfig::new().with_weight_decay(0.1).with_offload(OffloadConfig::new());
 /// ```
 pub trait WithOffload: Sized {
-    /// The update rule this config describes.
+    /// The update rule this config describes, with its clipping.
     ///
     /// # Errors
     ///
     /// [`OffloadError::OutOfRange`] for a value that cannot work, [`OffloadError::Config`] if the
     /// config has an option this version does not know.
-    fn host_rule(&self) -> Result<Adam, OffloadError>;
+    fn host_rule(&self) -> Result<HostRule, OffloadError>;
 
     /// Moves the optimizer, its state and the master weights to the CPU.
     ///
@@ -35,29 +36,36 @@ pub trait WithOffload: Sized {
     }
 }
 
-impl WithOffload for AdamWConfig {
-    fn host_rule(&self) -> Result<Adam, OffloadError> {
-        rule::adamw(self)
-    }
+macro_rules! with_offload {
+    ($($config:ty => $rule:path),* $(,)?) => {
+        $(impl WithOffload for $config {
+            fn host_rule(&self) -> Result<HostRule, OffloadError> {
+                $rule(self)
+            }
+        })*
+    };
 }
 
-impl WithOffload for AdamConfig {
-    fn host_rule(&self) -> Result<Adam, OffloadError> {
-        rule::adam(self)
-    }
+with_offload! {
+    AdamWConfig => rule::adamw,
+    AdamConfig => rule::adam,
+    SgdConfig => rule::sgd,
+    LionConfig => rule::lion,
+    AdaGradConfig => rule::adagrad,
+    RmsPropConfig => rule::rms_prop,
 }
 
 /// An optimizer about to be offloaded, made by [`WithOffload::with_offload`].
 #[derive(Clone, Debug)]
 pub struct OffloadOptimizerConfig {
     pub(super) offload: OffloadConfig,
-    pub(super) default: Result<Adam, OffloadError>,
-    pub(super) groups: Vec<(ParamGroup, Result<Adam, OffloadError>)>,
+    pub(super) default: Result<HostRule, OffloadError>,
+    pub(super) groups: Vec<(ParamGroup, Result<HostRule, OffloadError>)>,
 }
 
 impl OffloadOptimizerConfig {
-    /// Gives the parameters of `group` hyper-parameters of their own; what `config` leaves out has
-    /// Burn's defaults. A parameter in several groups follows the last one added.
+    /// Gives the parameters of `group` an optimizer of their own, of whatever kind; what `config` leaves
+    /// out has Burn's defaults. A parameter in several groups follows the last one added.
     ///
     /// No weight decay on biases and norms:
     ///

@@ -7,13 +7,13 @@ use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameter
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::scan::{Scan, scan};
-use super::{Offload, OffloadOptimizerConfig};
-use crate::capture::{GradientTap, TapTarget};
-use crate::engine::{Engine, EngineOptions, Slot};
+use super::{Offload, OffloadOptimizerConfig, options};
+use crate::capture::{GradientTap, Passes, TapTarget};
+use crate::engine::{Engine, Slot};
 use crate::error::OffloadError;
 use crate::layout::SlotLayout;
-use crate::optimize::{Adam, DeviceImage, Precision, SimdLevel, UnsupportedSimd};
-use crate::upload::{self, AutodiffContext, StorageId, Target, UploadOptions};
+use crate::optimize::{DeviceImage, HostRule, Precision, SimdLevel, UnsupportedSimd};
+use crate::upload::{self, AutodiffContext, StorageId, Target};
 
 pub(super) fn install<M: Module>(
     config: OffloadOptimizerConfig,
@@ -37,18 +37,7 @@ pub(super) fn install<M: Module>(
             .map_err(|UnsupportedSimd(level)| OffloadError::UnsupportedSimd(level))?,
         None => SimdLevel::best(),
     };
-    for (name, value) in [
-        ("threads", offload.threads),
-        ("upload_tile", offload.upload_tile),
-    ] {
-        if value == Some(0) {
-            return Err(OffloadError::OutOfRange {
-                name,
-                value: "0".into(),
-                expected: "at least 1, or left out",
-            });
-        }
-    }
+    options::check(&offload)?;
     let scan = scan(&model)?;
     let Some(device) = &scan.device else {
         return Err(OffloadError::NothingToTrain);
@@ -58,7 +47,7 @@ pub(super) fn install<M: Module>(
     let mut mover = Mover {
         rules,
         precision,
-        full_precision: offload.full_precision,
+        full_precision: offload.full_precision.clone(),
         scan: &scan,
         path: Vec::new(),
         slots: Vec::new(),
@@ -80,20 +69,16 @@ pub(super) fn install<M: Module>(
     let Some(target) = target else {
         return Err(OffloadError::NothingToTrain);
     };
-    let options = EngineOptions {
-        threads: offload.threads,
-        in_flight: offload.in_flight,
-        upload: UploadOptions {
-            tile: offload.upload_tile,
-            pinned: offload.pinned,
-        },
-    };
-    let engine = Arc::new(Engine::new(slots, &target, options, simd)?);
+    let options = options::of_engine(&offload, simd, precision)?;
+    let engine = Arc::new(Engine::new(slots, &target, options)?);
+    let passes = Passes::of(engine.clone());
     let model = model.apply_reparameterization(Attacher {
         engine: engine.clone(),
+        passes: passes.clone(),
         places,
     });
-    Ok((model, Offload::new(engine, upload::to_dtype(precision))))
+    let dtype = upload::to_dtype(precision);
+    Ok((model, Offload::new(engine, passes, dtype)))
 }
 
 fn choose_precision(
@@ -120,8 +105,22 @@ fn unsupported(dtype: FloatDType, device: &Device) -> OffloadError {
 }
 
 struct Rules {
-    default: Adam,
-    groups: Vec<(ParamGroup, Adam)>,
+    default: HostRule,
+    groups: Vec<(ParamGroup, HostRule)>,
+}
+
+impl Rules {
+    /// The number and the rule of the group that a parameter belongs to: the last that matches.
+    fn of(&self, id: &ParamId, path: &str) -> (usize, HostRule) {
+        let last = self
+            .groups
+            .iter()
+            .rposition(|(group, _)| group.matches(id, Some(path)));
+        match last {
+            Some(index) => (index + 1, self.groups[index].1.clone()),
+            None => (0, self.default.clone()),
+        }
+    }
 }
 
 /// What `init` did with a parameter.
@@ -171,9 +170,7 @@ impl ModuleMapper for Mover<'_> {
             .is_some_and(|g| g.matches(&id, Some(&path)));
         let precision = if full { Precision::F32 } else { self.precision };
         let value = if value.is_require_grad() {
-            let mut rules = self.rules.groups.iter().rev();
-            let rule = rules.find(|(group, _)| group.matches(&id, Some(&path)));
-            let rule = rule.map_or(self.rules.default, |(_, rule)| *rule);
+            let (group, rule) = self.rules.of(&id, &path);
             let shape = value.shape();
             let layout = SlotLayout {
                 path,
@@ -181,6 +178,7 @@ impl ModuleMapper for Mover<'_> {
                 shape,
                 precision,
                 rule,
+                group,
             };
             self.offload(layout, record_shape, value)
         } else {
@@ -250,6 +248,7 @@ impl Mover<'_> {
 /// Attaches taps, and the mappers through which records see master weights.
 struct Attacher {
     engine: Arc<Engine>,
+    passes: Passes,
     places: HashMap<String, Place>,
 }
 
@@ -279,7 +278,7 @@ impl Reparameterizer for Attacher {
                 let param = param
                     .save_mapper(move |value| theirs.on_save(saver.save(slot, value)))
                     .load_mapper(move |value| loader.load(slot, on_load.on_load(value)));
-                let target = TapTarget::new(self.engine.clone(), slot);
+                let target = TapTarget::new(self.passes.clone(), slot);
                 (param, Some(GradientTap::new(target)))
             }
             Place::Cast(original) => {

@@ -1,8 +1,10 @@
 //! The front door: from Burn's optimizer configs to an offloaded model and its optimizer.
 
+mod collect;
 mod config;
 mod install;
 mod offload;
+mod options;
 mod rule;
 mod scan;
 mod slot;

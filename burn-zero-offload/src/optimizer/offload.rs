@@ -1,10 +1,12 @@
 use std::sync::Arc;
 
-use burn::module::ParamGroup;
-use burn::optim::ModuleOptimizer;
-use burn::tensor::FloatDType;
+use burn::module::{Module, ParamGroup};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{FloatDType, Tensor};
 
+use super::collect;
 use super::slot::{NotOffloaded, SlotOptimizer};
+use crate::capture::{self, Passes};
 use crate::engine::Engine;
 use crate::error::OffloadError;
 use crate::optimize::SimdLevel;
@@ -15,15 +17,20 @@ use crate::report::{MemoryReport, StepReport};
 ///
 /// A cheap handle: clones, the optimizers it makes and the model itself share one engine, which ends
 /// with the last of them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Offload {
     engine: Arc<Engine>,
+    passes: Passes,
     dtype: FloatDType,
 }
 
 impl Offload {
-    pub(super) fn new(engine: Arc<Engine>, dtype: FloatDType) -> Self {
-        Self { engine, dtype }
+    pub(super) fn new(engine: Arc<Engine>, passes: Passes, dtype: FloatDType) -> Self {
+        Self {
+            engine,
+            passes,
+            dtype,
+        }
     }
 
     /// An optimizer for the model, to be used as any other of Burn: in a plain loop, with
@@ -31,8 +38,9 @@ impl Offload {
     ///
     /// The moments live in the engine. All optimizers of one `Offload`, clones included, continue
     /// the same state; a record loaded into one of them replaces it for all. `to_record` copies the
-    /// moments: 8 bytes per parameter of host memory (12 with AMSGrad) for as long as the record
-    /// lives. Records are interchangeable with those of Burn's own Adam and AdamW.
+    /// state: 8 bytes per parameter of host memory with Adam (12 with AMSGrad) for as long as the record
+    /// lives. Records are interchangeable with those of Burn's own optimizers; they carry the loss scale
+    /// and its history besides.
     ///
     /// Options belong to the configuration given before `init`: gradient clipping set on the
     /// optimizer returned here would clip placeholders and do nothing, and a group added to it
@@ -57,6 +65,67 @@ impl Offload {
         optimizer
     }
 
+    /// Scales the gradients of `loss` by the loss scale; call it on what `backward` is called on.
+    ///
+    /// The value stays what it is, so it can be logged. In backward its gradient is multiplied by the
+    /// scale of that moment, a power of two, and the step divides by the same number in `f32`, whatever
+    /// has become of the scale in between. The gradients of a loss that did not go through here are
+    /// not scaled and not divided. With scaling off (the default in BF16 and F32) and on a device without
+    /// autodiff it does nothing.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{AdamWConfig, GradientsParams};
+    /// # use burn::tensor::{Device, FloatDType, Tensor};
+    /// # use burn_zero_offload::{OffloadConfig, OffloadError, WithOffload};
+    /// # fn main() -> Result<(), OffloadError> {
+    /// # let device = Device::flex().autodiff();
+    /// # let config = OffloadConfig::new().with_dtype(Some(FloatDType::F16));
+    /// # let model = LinearConfig::new(2, 2).init(&device);
+    /// # let (model, offload) = AdamWConfig::new().with_offload(config).init(model)?;
+    /// # let mut optim = offload.optimizer();
+    /// # let input = Tensor::<2>::ones([4, 2], &device).cast(offload.dtype());
+    /// let loss = model.forward(input).cast(FloatDType::F32).mean();
+    /// let grads = GradientsParams::from_grads(offload.scale(loss).backward(), &model);
+    /// let model = optim.step(1e-3, model, grads);
+    /// assert_eq!(offload.report().loss_scale, 65536.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Where several models share a backward, one of their `Offload`s scales the loss for all. Do not
+    /// scale a loss twice, nor add an unscaled one to it: the sum's gradients would be scaled in part.
+    pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
+        if !loss.is_autodiff() {
+            return loss;
+        }
+        capture::scale(loss, self.passes.clone())
+    }
+
+    /// The loss scale of the next backward pass that is scaled; 1 with scaling off.
+    pub fn loss_scale(&self) -> f32 {
+        self.engine.current_loss_scale()
+    }
+
+    /// Hands gradients over that did not come through `val()`: gradients registered in `grads`, or of
+    /// weights used through `base()`.
+    ///
+    /// They are added to what the taps collected and leave placeholders in `grads`, so they are part
+    /// of the norm and of the verdict. Without this call `step` adds them one by one as it meets them,
+    /// which it refuses where it would be wrong: with `max_grad_norm`, and for values that are not
+    /// finite. They count as scaled like the last backward pass before this call.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Gradient`] if one could not be read from the device.
+    pub fn collect<M: Module>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<GradientsParams, OffloadError> {
+        collect::collect(&self.engine, model, grads)
+    }
+
     /// Element type of the weights on the device, and so of the inputs they want.
     pub fn dtype(&self) -> FloatDType {
         self.dtype
@@ -67,9 +136,9 @@ impl Offload {
         self.engine.memory()
     }
 
-    /// What the last round moved and waited for; `Display` prints it as a block.
+    /// What the last round did, moved and waited for; `Display` prints it as a block.
     ///
-    /// A round is reported from its first updated parameter on. Burn's optimizers do not say when
+    /// A round is reported from its verdict on. Burn's optimizers do not say when
     /// their walk is over, so the report is complete when `step` has returned.
     pub fn report(&self) -> StepReport {
         self.engine.report()
@@ -124,5 +193,14 @@ impl Offload {
     /// and no weight has changed. `step` would panic with the same sentence.
     pub fn flush(&self) -> Result<(), OffloadError> {
         self.engine.finish_downloads()
+    }
+}
+
+impl std::fmt::Debug for Offload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offload")
+            .field("engine", &self.engine)
+            .field("dtype", &self.dtype)
+            .finish()
     }
 }

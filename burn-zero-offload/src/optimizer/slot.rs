@@ -10,6 +10,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::engine::Engine;
 use crate::host::SavedState;
+use crate::optimize::ScalerState;
 
 /// The optimizer of one parameter: hands its update to the engine.
 ///
@@ -24,14 +25,18 @@ pub(super) struct SlotOptimizer {
 #[derive(Clone)]
 struct InEngine;
 
-/// Names of the state in records: those of Burn's Adam and AdamW, so that optimizer records can be
-/// loaded with and without offload.
+/// Names in records of what Burn's own optimizers do not have. The state of the rules has Burn's names,
+/// so that optimizer records can be loaded with and without offload.
 mod names {
-    pub(super) const PREFIX: &str = "momentum";
+    pub(super) const PREFIX: &str = "offload";
     pub(super) const TIME: &str = "time";
-    pub(super) const FIRST: &str = "moment_1";
-    pub(super) const SECOND: &str = "moment_2";
-    pub(super) const LARGEST: &str = "max_moment_2";
+    pub(super) const ROUNDS: &str = "rounds";
+    pub(super) const SCALE: &str = "loss_scale";
+    pub(super) const GOOD_STEPS: &str = "good_steps";
+    pub(super) const TOLERATED: &str = "tolerated";
+    pub(super) const CONSECUTIVE_SKIPS: &str = "consecutive_skips";
+    pub(super) const SKIPS: &str = "skips";
+    pub(super) const LAST_OVERFLOW: &str = "last_overflow";
 }
 
 macro_rules! with_rank {
@@ -64,24 +69,32 @@ impl DynOptimizer for SlotOptimizer {
     }
 
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        let SavedState {
-            time,
-            first,
-            second,
-            largest,
-        } = self.engine.save_state(self.slot);
-        let prefix = join_path(prefix, names::PREFIX);
-        let shape = self.engine.layout(self.slot).shape.clone();
-        debug_assert_eq!(shape.num_dims(), state.rank());
-        out.push_scalar(&prefix, names::TIME, (time as usize).into());
-        let mut push = |name, values: Vec<f32>| {
-            out.push_tensor(&prefix, name, TensorData::new(values, shape.clone()));
-        };
-        push(names::FIRST, first);
-        push(names::SECOND, second);
-        if let Some(largest) = largest {
-            push(names::LARGEST, largest);
+        let layout = self.engine.layout(self.slot);
+        debug_assert_eq!(layout.shape.num_dims(), state.rank());
+        let (time, values) = self.engine.save_state(self.slot);
+        let rule = &layout.rule;
+        out.push_scalar(prefix, rule.time(), (time as usize).into());
+        let derived = rule.derived(&values);
+        let named = rule.state().iter().copied().zip(values).chain(derived);
+        for (name, values) in named {
+            let data = TensorData::new(values, layout.shape.clone());
+            out.push_tensor(prefix, name, data);
         }
+        // Burn's records are lists of parameters: what belongs to all is with each of them.
+        let prefix = join_path(prefix, names::PREFIX);
+        out.push_scalar(&prefix, names::TIME, time.into());
+        let (scaler, rounds) = self.engine.save_scaler();
+        for (name, count) in [
+            (names::ROUNDS, rounds),
+            (names::GOOD_STEPS, scaler.good_steps),
+            (names::TOLERATED, scaler.tolerated),
+            (names::CONSECUTIVE_SKIPS, scaler.consecutive_skips),
+            (names::SKIPS, scaler.skips),
+            (names::LAST_OVERFLOW, scaler.last_overflow),
+        ] {
+            out.push_scalar(&prefix, name, count.into());
+        }
+        out.push_scalar(&prefix, names::SCALE, scaler.scale.into());
     }
 
     fn state_unflatten(
@@ -91,21 +104,59 @@ impl DynOptimizer for SlotOptimizer {
         src: &mut StateSource,
         _device: &Device,
     ) -> Option<DynState> {
-        let prefix = join_path(prefix, names::PREFIX);
-        let time = usize::try_from(src.take_scalar(&prefix, names::TIME)?).ok()?;
+        let rule = &self.engine.layout(self.slot).rule;
+        let ours = join_path(prefix, names::PREFIX);
+        let mut count = |prefix: &str, name| -> Option<u64> {
+            let count = usize::try_from(src.take_scalar(prefix, name)?).ok()?;
+            Some(count as u64)
+        };
+        let time = count(&ours, names::TIME).or_else(|| count(prefix, rule.time()));
+        let rounds = count(&ours, names::ROUNDS);
+        let counts = [
+            names::GOOD_STEPS,
+            names::TOLERATED,
+            names::CONSECUTIVE_SKIPS,
+            names::SKIPS,
+            names::LAST_OVERFLOW,
+        ]
+        .map(|name| count(&ours, name));
+        let scale = src.take_scalar(&ours, names::SCALE);
+        let scale = scale.and_then(|scale| f64::try_from(scale).ok());
+
         let mut take = |name| {
-            let data = src.take_tensor(&prefix, name)?.try_cast_as::<f32>().ok()?;
+            let data = src.take_tensor(prefix, name)?.try_cast_as::<f32>().ok()?;
             data.try_to_vec::<f32>().ok()
         };
-        let saved = SavedState {
-            time: time as u64,
-            first: take(names::FIRST)?,
-            second: take(names::SECOND)?,
-            largest: take(names::LARGEST),
-        };
-        self.engine
-            .restore_state(self.slot, saved)
-            .then(|| DynState::create(InEngine, rank))
+        let state = rule.state().iter().map(|name| take(name)).collect();
+        let restored = self
+            .engine
+            .restore_state(self.slot, SavedState { time, state });
+        if !restored {
+            return None;
+        }
+        if let (
+            Some(scale),
+            Some(rounds),
+            [
+                Some(good),
+                Some(tolerated),
+                Some(row),
+                Some(skips),
+                Some(last),
+            ],
+        ) = (scale, rounds, counts)
+        {
+            let scaler = ScalerState {
+                scale: scale as f32,
+                good_steps: good,
+                tolerated,
+                consecutive_skips: row,
+                skips,
+                last_overflow: last,
+            };
+            self.engine.restore_scaler(scaler, rounds);
+        }
+        Some(DynState::create(InEngine, rank))
     }
 }
 

@@ -2,6 +2,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::StatePrecision;
+
 /// Where the model state of the offloaded parameters lives, in bytes.
 ///
 /// Frozen parameters are not in it: they cost no host memory and keep their place on the device.
@@ -13,8 +15,10 @@ pub struct MemoryReport {
     pub device_weights: usize,
     /// fp32 master weights on the host.
     pub host_master: usize,
-    /// Moments on the host, padding to cache lines included.
+    /// Optimizer state on the host (Adam's moments, for example), padding to cache lines included.
     pub host_moments: usize,
+    /// Precision of master weights and optimizer state.
+    pub state_precision: StatePrecision,
     /// Gradients of the current round on the host, now.
     pub host_gradients: usize,
     /// Memory kept for gradients on the host, whether a round has filled it or not: 2 bytes per half
@@ -47,10 +51,14 @@ impl fmt::Display for MemoryReport {
         row("device: weights", self.device_weights)?;
         row("device: in flight, most", self.in_flight_budget)?;
         row("host: master weights", self.host_master)?;
-        row("host: moments", self.host_moments)?;
+        row("host: optimizer state", self.host_moments)?;
         row("host: gradient buffers", self.host_gradient_buffers)?;
         row("host: pinned", self.pinned)?;
-        write!(f, "offloaded parameters     {:>12}", self.parameters)
+        write!(
+            f,
+            "offloaded parameters     {:>12}, {} state",
+            self.parameters, self.state_precision
+        )
     }
 }
 
@@ -65,6 +73,7 @@ mod tests {
             device_weights: 2_000_000,
             host_master: 4_000_000,
             host_moments: 8_000_000,
+            state_precision: StatePrecision::Fp32,
             host_gradients: 0,
             host_gradient_buffers: 2_000_000,
             in_flight_budget: 4_000_000,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::StepReport;
+use super::{GroupReport, Outcome, StepReport};
+use crate::optimize::ScalerState;
 
 /// Counters of the round that is running and of the one before.
 #[derive(Debug)]
@@ -14,26 +15,84 @@ pub(crate) struct Meter(Mutex<Rounds>);
 struct Rounds {
     current: StepReport,
     last: StepReport,
-    /// Whether the optimizer has begun to walk over the parameters.
-    stepping: bool,
+    /// Whether the round that is running has been judged: `last` is of no interest any more.
+    judged: bool,
+}
+
+/// What the verdict adds to a report.
+pub(crate) struct Judged {
+    pub(crate) outcome: Outcome,
+    pub(crate) passes: usize,
+    pub(crate) carried: usize,
+    pub(crate) loss_scale: f32,
+    pub(crate) grad_norm: f64,
+    pub(crate) clipped_grad_norm: f64,
+    pub(crate) took: Duration,
+    /// The scaler after the verdict.
+    pub(crate) scaler: ScalerState,
 }
 
 impl Meter {
     /// A meter before its first round, of which `fixed` has the fields that never change.
     pub(crate) fn new(fixed: StepReport) -> Self {
-        let current = StepReport { round: 1, ..fixed };
+        let current = StepReport {
+            round: 1,
+            loss_scale: 1.0,
+            ..fixed
+        };
         Self(Mutex::new(Rounds {
             last: current.clone(),
             current,
-            stepping: false,
+            judged: false,
         }))
+    }
+
+    /// Begins the next round.
+    pub(crate) fn next_round(&self) {
+        let mut rounds = self.0.lock();
+        let current = &rounds.current;
+        let next = StepReport {
+            round: current.round + 1,
+            loss_scale: 1.0,
+            next_loss_scale: current.next_loss_scale,
+            skips: current.skips,
+            last_overflow: current.last_overflow,
+            groups: vec![GroupReport::default(); current.groups.len()],
+            in_flight_budget: current.in_flight_budget,
+            pinned_up: current.pinned_up,
+            pinning: current.pinning.clone(),
+            ..Default::default()
+        };
+        rounds.last = std::mem::replace(&mut rounds.current, next);
+        rounds.judged = false;
+    }
+
+    /// Number of the round that is running.
+    pub(crate) fn round(&self) -> u64 {
+        self.0.lock().current.round
+    }
+
+    /// Number of the round that was judged last, 0 if none was.
+    pub(crate) fn rounds_judged(&self) -> u64 {
+        let rounds = self.0.lock();
+        rounds.current.round - u64::from(!rounds.judged)
+    }
+
+    /// Goes on counting from a record: `round` is the last one it has seen.
+    pub(crate) fn resume(&self, round: u64, scaler: &ScalerState) {
+        let mut rounds = self.0.lock();
+        set_scaler(&mut rounds.current, scaler);
+        rounds.last = StepReport {
+            round,
+            ..rounds.current.clone()
+        };
+        rounds.current.round = round + 1;
+        rounds.judged = false;
     }
 
     /// A gradient begins its way: `bytes` are in flight now, and its tap has waited for room.
     pub(crate) fn in_flight(&self, bytes: usize, waited: Duration) {
-        let mut rounds = self.0.lock();
-        rounds.begin_if_over();
-        let current = &mut rounds.current;
+        let current = &mut self.0.lock().current;
         current.peak_in_flight = current.peak_in_flight.max(bytes);
         current.blocked_on_budget += waited;
     }
@@ -51,11 +110,36 @@ impl Meter {
         self.0.lock().current.non_finite += values;
     }
 
-    /// The walk over the parameters goes on; it waited for downloads.
-    pub(crate) fn stepping(&self, waited: Duration) {
+    /// The step waited for downloads.
+    pub(crate) fn waited(&self, for_downloads: Duration) {
+        self.0.lock().current.blocked_on_download += for_downloads;
+    }
+
+    /// The verdict on the round.
+    pub(crate) fn judged(&self, judged: Judged) {
         let mut rounds = self.0.lock();
-        rounds.stepping = true;
-        rounds.current.blocked_on_download += waited;
+        rounds.judged = true;
+        let current = &mut rounds.current;
+        current.outcome = judged.outcome;
+        current.passes = judged.passes;
+        current.carried = judged.carried;
+        current.loss_scale = judged.loss_scale;
+        current.grad_norm = judged.grad_norm;
+        current.clipped_grad_norm = judged.clipped_grad_norm;
+        current.judging = judged.took;
+        set_scaler(current, &judged.scaler);
+    }
+
+    /// A parameter of group `group` was updated at learning rate `lr`.
+    pub(crate) fn updated(&self, group: usize, lr: f64, took: Duration) {
+        let current = &mut self.0.lock().current;
+        current.updating += took;
+        if let Some(group) = current.groups.get_mut(group) {
+            group.updated += 1;
+            if !group.learning_rates.contains(&lr) {
+                group.learning_rates.push(lr);
+            }
+        }
     }
 
     /// Weights of `bytes` went up in so many transfers; the step waited for them.
@@ -66,12 +150,17 @@ impl Meter {
         current.blocked_on_upload += waited;
     }
 
-    /// The round that was stepped last, or the first one if none was.
+    /// So many values were found to be right.
+    pub(crate) fn verified(&self, values: u64) {
+        self.0.lock().current.verified += values;
+    }
+
+    /// The round that was judged last, or the first one if none was.
     pub(crate) fn report(&self) -> StepReport {
         let rounds = self.0.lock();
-        let stepped = rounds.stepping || rounds.current.round == 1;
-        let report = if stepped {
-            &rounds.current
+        let current = &rounds.current;
+        let report = if rounds.judged || current.round == 1 {
+            current
         } else {
             &rounds.last
         };
@@ -79,31 +168,36 @@ impl Meter {
     }
 }
 
-impl Rounds {
-    /// Burn's optimizers never say that their walk is over: the next gradient does.
-    fn begin_if_over(&mut self) {
-        if !std::mem::take(&mut self.stepping) {
-            return;
-        }
-        let next = StepReport {
-            round: self.current.round + 1,
-            in_flight_budget: self.current.in_flight_budget,
-            pinned_up: self.current.pinned_up,
-            pinning: self.current.pinning.clone(),
-            ..Default::default()
-        };
-        self.last = std::mem::replace(&mut self.current, next);
-    }
+fn set_scaler(report: &mut StepReport, scaler: &ScalerState) {
+    report.next_loss_scale = scaler.scale;
+    report.consecutive_skips = scaler.consecutive_skips;
+    report.skips = scaler.skips;
+    report.last_overflow = scaler.last_overflow;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimize::{LossScale, LossScaler};
+
+    fn judged(outcome: Outcome, norm: f64) -> Judged {
+        Judged {
+            outcome,
+            passes: 1,
+            carried: 0,
+            loss_scale: 1.0,
+            grad_norm: norm,
+            clipped_grad_norm: norm,
+            took: Duration::ZERO,
+            scaler: LossScaler::new(LossScale::Static(1.0)).state(),
+        }
+    }
 
     #[test]
-    fn a_round_ends_where_the_next_gradient_begins() {
+    fn a_report_is_of_the_round_judged_last() {
         let fixed = StepReport {
             in_flight_budget: 100,
+            groups: vec![GroupReport::default(); 2],
             ..Default::default()
         };
         let meter = Meter::new(fixed);
@@ -111,9 +205,13 @@ mod tests {
         meter.in_flight(40, ms(1));
         meter.in_flight(30, ms(1));
         meter.downloaded(70, 0);
-        meter.stepping(ms(5));
+        meter.waited(ms(5));
+        meter.judged(judged(Outcome::Applied, 2.0));
         meter.uploaded(10, 1, ms(2));
         meter.uploaded(10, 2, ms(2));
+        meter.updated(1, 0.1, ms(3));
+        meter.updated(1, 0.1, ms(3));
+        meter.updated(1, 0.2, ms(3));
         let first = meter.report();
         assert_eq!((first.round, first.bytes_down, first.bytes_up), (1, 70, 20));
         assert_eq!((first.peak_in_flight, first.transfers_up), (40, 3));
@@ -122,16 +220,26 @@ mod tests {
             (first.blocked_on_download, first.blocked_on_upload),
             (ms(5), ms(4))
         );
+        assert_eq!((first.grad_norm, first.updating), (2.0, ms(9)));
+        assert_eq!(first.groups[0], GroupReport::default());
+        let rates = vec![0.1, 0.2];
+        let second_group = GroupReport {
+            updated: 3,
+            learning_rates: rates,
+        };
+        assert_eq!(first.groups[1], second_group);
 
+        meter.next_round();
         meter.in_flight(20, ms(0));
         meter.non_finite(3);
-        assert_eq!(meter.report(), first, "the second round is not stepped yet");
-        meter.stepping(ms(0));
+        assert_eq!(meter.report(), first, "the second round is not judged yet");
+        meter.judged(judged(Outcome::Pending, 0.0));
         let second = meter.report();
         assert_eq!(
             (second.round, second.bytes_down, second.non_finite),
             (2, 0, 3)
         );
         assert_eq!((second.peak_in_flight, second.in_flight_budget), (20, 100));
+        assert_eq!(second.groups, vec![GroupReport::default(); 2]);
     }
 }

@@ -87,6 +87,7 @@ fn ten_thousand_small_gradients_need_at_most_a_hundred_transfers() {
                 slot,
                 precision: Precision::Bf16,
                 remaining: 0,
+                scale: 1.0,
                 gradient: gradient.again(),
             });
         }
@@ -141,6 +142,7 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
         slot,
         precision: Precision::F32,
         remaining: 0,
+        scale: 1.0,
         gradient: flex(bytes),
     };
     downloader.hand_over(hand_over(0, 500));

@@ -1,18 +1,21 @@
 use half::{bf16, f16};
 
-use super::super::{Adam, GradientClip, Precision, WeightDecay};
+use super::super::rules::{Adam, AmsGrad, Lion, Momentum, RmsProp, Sgd, WeightDecay};
+use super::super::{DeviceImage, GradientClip, HostRule, Precision, oracle};
 use super::*;
-use crate::optimize::DeviceImage;
 
-fn rule(amsgrad: bool, weight_decay: WeightDecay) -> Adam {
+fn adam(weight_decay: WeightDecay) -> Adam {
     Adam {
         beta_1: 0.9,
         beta_2: 0.999,
         epsilon: 1e-8,
         weight_decay,
-        amsgrad,
-        clip: Some(GradientClip::Value(0.75)),
     }
+}
+
+/// Everything at once: the gradient times three quarters, then clamped.
+fn scaling() -> GradientScaling {
+    GradientScaling::new(0.75, 0.0, Some(GradientClip::Value(0.75)))
 }
 
 /// Deterministic values over several magnitudes and both signs.
@@ -30,74 +33,49 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-struct State {
+struct State<const N: usize> {
     p: Vec<f32>,
-    m: Vec<f32>,
-    v: Vec<f32>,
-    w: Vec<f32>,
+    state: [Vec<f32>; N],
 }
 
-impl State {
+impl<const N: usize> State<N> {
     fn new(n: usize) -> Self {
         Self {
             p: values(n, 7),
-            m: vec![0.0; n],
-            v: vec![0.0; n],
-            w: vec![0.0; n],
+            state: std::array::from_fn(|_| vec![0.0; n]),
         }
     }
 
-    fn moments(&mut self, amsgrad: bool) -> Moments<'_> {
-        Moments {
+    fn as_mut(&mut self) -> StateMut<'_> {
+        StateMut {
             master: &mut self.p,
-            first: &mut self.m,
-            second: &mut self.v,
-            largest: amsgrad.then_some(&mut self.w[..]),
+            state: self.state.iter_mut().map(|v| &mut v[..]).collect(),
         }
     }
 
     fn bits(&self) -> Vec<u32> {
-        [&self.p, &self.m, &self.v, &self.w]
-            .into_iter()
-            .flatten()
-            .map(|x| x.to_bits())
-            .collect()
+        let all = self.p.iter().chain(self.state.iter().flatten());
+        all.map(|x| x.to_bits()).collect()
     }
 }
 
-fn oracle_run(rule: &Adam, n: usize, steps: u64) -> State {
+fn oracle_run<const N: usize>(rule: &impl Rule<N>, n: usize, steps: u64) -> State<N> {
     let mut s = State::new(n);
     for t in 1..=steps {
-        let scalars = rule.scalars(t, 0.01, 0.0);
-        for (i, &g) in values(n, t as u32).iter().enumerate() {
-            let e = Element {
-                master: s.p[i],
-                first: s.m[i],
-                second: s.v[i],
-                largest: s.w[i],
-            };
-            let e = match rule.amsgrad {
-                true => oracle::adam::<true>(e, g, &scalars),
-                false => oracle::adam::<false>(e, g, &scalars),
-            };
-            (s.p[i], s.m[i], s.v[i], s.w[i]) = (e.master, e.first, e.second, e.largest);
-        }
+        let g = values(n, t as u32);
+        oracle::update(rule, t, 0.01, scaling(), &mut s.p, &mut s.state, &g);
     }
     s
 }
 
-fn fast_run(rule: &Adam, n: usize, steps: u64, step: TileStep) -> State {
+fn fast_run<const N: usize>(rule: &impl Rule<N>, n: usize, steps: u64, step: TileStep) -> State<N> {
+    let rule = HostRule::new(rule.clone());
     let mut s = State::new(n);
     let mut image = DeviceImage::zeroed(Precision::Bf16, n);
     for t in 1..=steps {
         let g = values(n, t as u32);
-        let scalars = rule.scalars(t, 0.01, 0.0);
-        step.update(
-            s.moments(rule.amsgrad),
-            GradientView::F32(&g),
-            &scalars,
-            image.as_mut(),
-        );
+        let update = rule.begin(t, 0.01, scaling());
+        step.update(&update, s.as_mut(), GradientView::F32(&g), image.as_mut());
     }
     let expected = s.p.iter().map(|&p| bf16::from_f32(p)).collect();
     assert_eq!(image, DeviceImage::Bf16(expected));
@@ -110,22 +88,77 @@ fn levels() -> impl Iterator<Item = SimdLevel> {
         .filter(|level| level.is_available())
 }
 
-/// acceptance.md, CPU step 2: every length from 1 to 140 and around multiples of eight.
+#[track_caller]
+fn assert_equals_the_oracle<const N: usize>(rule: impl Rule<N>, n: usize) {
+    let expected = oracle_run(&rule, n, 3).bits();
+    for simd in levels() {
+        let got = fast_run(&rule, n, 3, TileStep::new(simd)).bits();
+        assert_eq!(got, expected, "{rule:?}, {n} elements, {simd:?}");
+    }
+}
+
+/// acceptance.md, CPU step 2 and 8: every length from 1 to 140 and around multiples of eight, every
+/// instruction set.
 #[test]
 fn every_length_equals_the_oracle_bit_for_bit() {
     let lengths = (0..=140)
         .chain([255, 256, 257, 1023, 1024, 1025])
         .chain([TILE - 1, TILE + 1]);
     for n in lengths {
-        let rule = rule(n % 2 == 0, WeightDecay::Decoupled(0.1));
-        let expected = oracle_run(&rule, n, 3).bits();
-        for simd in levels() {
-            assert_eq!(
-                fast_run(&rule, n, 3, TileStep::new(simd)).bits(),
-                expected,
-                "{n} {simd:?}"
+        assert_equals_the_oracle(adam(WeightDecay::Decoupled(0.1)), n);
+        assert_equals_the_oracle(AmsGrad(adam(WeightDecay::Cautious(0.1))), n);
+    }
+}
+
+#[test]
+fn every_rule_equals_the_oracle_bit_for_bit() {
+    let (alpha, momentum, epsilon, penalty) = (0.9, 0.5, 1e-6, 0.01);
+    macro_rules! rms_prop {
+        ($centered:literal, $momentum:literal) => {
+            RmsProp::<$centered, $momentum> {
+                alpha,
+                momentum,
+                epsilon,
+                penalty,
+            }
+        };
+    }
+    for n in [1, 7, 64, 1000, 5 * TILE + 3] {
+        assert_equals_the_oracle(Sgd { penalty }, n);
+        for nesterov in [false, true] {
+            let dampening = 0.25;
+            assert_equals_the_oracle(
+                Momentum {
+                    penalty,
+                    momentum,
+                    dampening,
+                    nesterov,
+                },
+                n,
             );
         }
+        let (beta_1, beta_2, weight_decay) = (0.9, 0.99, 0.1);
+        assert_equals_the_oracle(
+            Lion {
+                beta_1,
+                beta_2,
+                weight_decay,
+            },
+            n,
+        );
+        let lr_decay = 0.5;
+        assert_equals_the_oracle(
+            super::super::rules::AdaGrad {
+                lr_decay,
+                epsilon,
+                penalty,
+            },
+            n,
+        );
+        assert_equals_the_oracle(rms_prop!(false, false), n);
+        assert_equals_the_oracle(rms_prop!(false, true), n);
+        assert_equals_the_oracle(rms_prop!(true, false), n);
+        assert_equals_the_oracle(rms_prop!(true, true), n);
     }
 }
 
@@ -133,11 +166,18 @@ fn every_length_equals_the_oracle_bit_for_bit() {
 #[test]
 fn every_element_is_close_to_an_f64_reference() {
     for n in (1..=140).chain([511, 513]) {
-        let rule = Adam {
-            clip: None,
-            ..rule(false, WeightDecay::Decoupled(0.1))
-        };
-        let fast = fast_run(&rule, n, 1, TileStep::new(SimdLevel::best()));
+        let rule = adam(WeightDecay::Decoupled(0.1));
+        let mut fast = State::<2>::new(n);
+        let g = values(n, 1);
+        let update = HostRule::new(rule).begin(1, 0.01, GradientScaling::NONE);
+        let mut image = DeviceImage::zeroed(Precision::F32, n);
+        let step = TileStep::new(SimdLevel::best());
+        step.update(
+            &update,
+            fast.as_mut(),
+            GradientView::F32(&g),
+            image.as_mut(),
+        );
         let (b1, b2) = (rule.beta_1 as f64, rule.beta_2 as f64);
         for (i, (&p, &g)) in values(n, 7).iter().zip(&values(n, 1)).enumerate() {
             let (p, g) = (p as f64, g as f64);
@@ -158,8 +198,8 @@ fn every_element_is_close_to_an_f64_reference() {
 
 #[test]
 fn tiles_and_threads_change_no_bit() {
-    let n = 3 * TILE + 17;
-    let rule = rule(true, WeightDecay::Cautious(0.1));
+    let n = 9 * TILE + 17;
+    let rule = AmsGrad(adam(WeightDecay::Cautious(0.1)));
     let expected = oracle_run(&rule, n, 2).bits();
     for tile in [1, 7, 1000, TILE] {
         for threads in [1, 2, 8] {
@@ -181,16 +221,15 @@ fn tiles_and_threads_change_no_bit() {
 #[test]
 fn half_gradients_equal_their_upcast() {
     let n = 1023;
-    let rule = rule(false, WeightDecay::L2(0.1));
-    let scalars = rule.scalars(1, 0.01, 0.0);
+    let update = HostRule::new(adam(WeightDecay::L2(0.1))).begin(1, 0.01, scaling());
     let g16: Vec<f16> = values(n, 3).iter().map(|&g| f16::from_f32(g)).collect();
     let gb: Vec<bf16> = values(n, 3).iter().map(|&g| bf16::from_f32(g)).collect();
     let up16: Vec<f32> = g16.iter().map(|g| g.to_f32()).collect();
     let upb: Vec<f32> = gb.iter().map(|g| g.to_f32()).collect();
     let run = |gradient: GradientView<'_>, simd| {
-        let mut s = State::new(n);
+        let mut s = State::<2>::new(n);
         let mut image = DeviceImage::zeroed(Precision::F16, n);
-        TileStep::new(simd).update(s.moments(false), gradient, &scalars, image.as_mut());
+        TileStep::new(simd).update(&update, s.as_mut(), gradient, image.as_mut());
         (s.bits(), image)
     };
     for simd in levels() {
@@ -209,40 +248,36 @@ fn half_gradients_equal_their_upcast() {
 #[test]
 fn slices_that_start_at_an_odd_element_give_the_same_bits() {
     let n = 1001;
-    let rule = rule(false, WeightDecay::Decoupled(0.1));
-    let scalars = rule.scalars(1, 0.01, 0.0);
+    let update = HostRule::new(adam(WeightDecay::Decoupled(0.1))).begin(1, 0.01, scaling());
     let shifted = |x: &[f32]| [&[0.0], x].concat();
     for simd in levels() {
-        let start = State::new(n);
-        let (mut p, mut m, mut v) = (shifted(&start.p), shifted(&start.m), shifted(&start.v));
-        let g: Vec<bf16> = shifted(&values(n, 1))
-            .iter()
-            .map(|&g| bf16::from_f32(g))
-            .collect();
+        let start = State::<2>::new(n);
+        let mut odd = State::<2> {
+            p: shifted(&start.p),
+            state: start.state.each_ref().map(|v| shifted(v)),
+        };
+        let g = shifted(&values(n, 1));
+        let g: Vec<bf16> = g.iter().map(|&g| bf16::from_f32(g)).collect();
         let exact: Vec<f32> = g[1..].iter().map(|g| g.to_f32()).collect();
         let mut image = DeviceImage::zeroed(Precision::F32, n);
-        let state = Moments {
-            master: &mut p[1..],
-            first: &mut m[1..],
-            second: &mut v[1..],
-            largest: None,
-        };
-        TileStep::new(simd).update(state, GradientView::Bf16(&g[1..]), &scalars, image.as_mut());
+        let view = GradientView::Bf16(&g[1..]);
+        let slice = odd.as_mut().slice(1..n + 1).master.as_ptr() as usize;
+        assert_eq!(slice % 8, 4, "it starts at an odd element");
+        let step = TileStep::new(simd);
+        step.update(&update, odd.as_mut().slice(1..n + 1), view, image.as_mut());
 
-        let mut aligned = State::new(n);
+        let mut aligned = State::<2>::new(n);
         let mut expected = DeviceImage::zeroed(Precision::F32, n);
-        TileStep::new(SimdLevel::Scalar).update(
-            aligned.moments(false),
-            GradientView::F32(&exact),
-            &scalars,
-            expected.as_mut(),
-        );
+        let view = GradientView::F32(&exact);
+        let step = TileStep::new(SimdLevel::Scalar);
+        step.update(&update, aligned.as_mut(), view, expected.as_mut());
         assert_eq!(image, expected);
-        assert_eq!(
-            (&p[1..], &m[1..], &v[1..]),
-            (&aligned.p[..], &aligned.m[..], &aligned.v[..])
-        );
-        assert_eq!((p[0], m[0], v[0]), (0.0, 0.0, 0.0));
+        assert_eq!(odd.p[1..], aligned.p);
+        for (odd, aligned) in odd.state.iter().zip(&aligned.state) {
+            assert_eq!(odd[1..], aligned[..]);
+            assert_eq!(odd[0], 0.0);
+        }
+        assert_eq!(odd.p[0], 0.0);
     }
 }
 
@@ -250,21 +285,18 @@ fn slices_that_start_at_an_odd_element_give_the_same_bits() {
 #[test]
 fn two_steps_of_ones_reach_ninety_eight_hundredths() {
     let n = 1 << 20;
-    let rule = Adam {
-        clip: None,
-        ..rule(false, WeightDecay::None)
-    };
+    let rule = HostRule::new(adam(WeightDecay::None));
     let ones = vec![1.0f32; n];
     let run = || {
-        let mut s = State {
+        let mut s = State::<2> {
             p: ones.clone(),
             ..State::new(n)
         };
         let mut image = DeviceImage::zeroed(Precision::F16, n);
         for t in 1..=2 {
-            let scalars = rule.scalars(t, 0.01, 0.0);
+            let update = rule.begin(t, 0.01, GradientScaling::NONE);
             let g = GradientView::F32(&ones);
-            TileStep::new(SimdLevel::best()).update(s.moments(false), g, &scalars, image.as_mut());
+            TileStep::new(SimdLevel::best()).update(&update, s.as_mut(), g, image.as_mut());
         }
         (s.p, image)
     };

@@ -1,0 +1,236 @@
+//! What an `OffloadConfig` means to the engine.
+
+use crate::config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
+use crate::engine::{EngineOptions, RoundPolicy};
+use crate::error::OffloadError;
+use crate::optimize::{LossScale, Precision, SimdLevel};
+use crate::upload::UploadOptions;
+
+/// Refuses values that cannot work, before anything is moved.
+pub(super) fn check(config: &OffloadConfig) -> Result<(), OffloadError> {
+    for (name, value) in [
+        ("threads", config.threads),
+        ("upload_tile", config.upload_tile),
+        ("micro_batches", config.micro_batches),
+    ] {
+        expect(value != Some(0), name, 0, "at least 1, or left out")?;
+    }
+    if let Some(limit) = config.max_grad_norm {
+        let holds = limit > 0.0 && limit.is_finite();
+        expect(
+            holds,
+            "max_grad_norm",
+            limit,
+            "a finite number above 0, or left out",
+        )?;
+    }
+    config
+        .loss_scale
+        .as_ref()
+        .map_or(Ok(()), |scale| loss_scale(scale).map(|_| ()))
+}
+
+/// The options of an engine whose weights are in `precision`; `config` has been checked.
+pub(super) fn of_engine(
+    config: &OffloadConfig,
+    simd: SimdLevel,
+    precision: Precision,
+) -> Result<EngineOptions, OffloadError> {
+    let scale = match (&config.loss_scale, precision) {
+        (Some(scale), _) => loss_scale(scale)?,
+        (None, Precision::F16) => loss_scale(&LossScaleConfig::dynamic())?,
+        (None, _) => LossScale::Static(1.0),
+    };
+    Ok(EngineOptions {
+        simd,
+        threads: config.threads,
+        in_flight: config.in_flight,
+        upload: UploadOptions {
+            tile: config.upload_tile,
+            pinned: config.pinned,
+        },
+        policy: RoundPolicy {
+            max_grad_norm: config.max_grad_norm.map(f64::from),
+            mean: config.accumulation == Accumulation::Mean,
+            micro_batches: config.micro_batches,
+            max_consecutive_skips: config.max_consecutive_skips,
+        },
+        loss_scale: scale,
+        verify: config.verify,
+    })
+}
+
+fn loss_scale(config: &LossScaleConfig) -> Result<LossScale, OffloadError> {
+    let config = match config {
+        LossScaleConfig::Off => return Ok(LossScale::Static(1.0)),
+        LossScaleConfig::Static(scale) => {
+            return power_of_two("loss_scale", *scale).map(LossScale::Static);
+        }
+        LossScaleConfig::Dynamic(config) => config,
+    };
+    let DynamicLossScaleConfig {
+        initial,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        hysteresis,
+        minimum,
+        maximum,
+    } = *config;
+    for (name, value) in [
+        ("initial", initial),
+        ("growth_factor", growth_factor),
+        ("backoff_factor", backoff_factor),
+        ("minimum", minimum),
+        ("maximum", maximum),
+    ] {
+        power_of_two(name, value)?;
+    }
+    let at_least_one = "at least 1";
+    expect(
+        growth_factor >= 1.0,
+        "growth_factor",
+        growth_factor,
+        at_least_one,
+    )?;
+    expect(
+        backoff_factor < 1.0,
+        "backoff_factor",
+        backoff_factor,
+        "below 1",
+    )?;
+    expect(
+        growth_interval > 0,
+        "growth_interval",
+        growth_interval,
+        at_least_one,
+    )?;
+    expect(hysteresis > 0, "hysteresis", hysteresis, at_least_one)?;
+    let holds = (minimum..=maximum).contains(&initial);
+    expect(holds, "initial", initial, "between `minimum` and `maximum`")?;
+    Ok(LossScale::Dynamic {
+        initial,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        hysteresis,
+        minimum,
+        maximum,
+    })
+}
+
+/// Other numbers would round the gradients; far beyond these bounds `f32` sums of them would overflow.
+fn power_of_two(name: &'static str, value: f32) -> Result<f32, OffloadError> {
+    const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
+    let range = 2f32.powi(-60)..=2f32.powi(60);
+    let holds = range.contains(&value) && value.to_bits() & MANTISSA == 0;
+    expect(holds, name, value, "a power of two from 2^-60 to 2^60").map(|()| value)
+}
+
+fn expect(
+    holds: bool,
+    name: &'static str,
+    value: impl ToString,
+    expected: &'static str,
+) -> Result<(), OffloadError> {
+    match holds {
+        true => Ok(()),
+        false => Err(OffloadError::OutOfRange {
+            name,
+            value: value.to_string(),
+            expected,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(config: OffloadConfig) -> String {
+        match check(&config) {
+            Err(OffloadError::OutOfRange { name, .. }) => name.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_that_cannot_work_are_named() {
+        let config = OffloadConfig::new;
+        assert_eq!(
+            refused(config().with_micro_batches(Some(0))),
+            "micro_batches"
+        );
+        for limit in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(
+                refused(config().with_max_grad_norm(Some(limit))),
+                "max_grad_norm"
+            );
+        }
+        let scale = |scale| refused(config().with_loss_scale(Some(scale)));
+        for value in [0.0, 3.0, -2.0, f32::NAN, f32::INFINITY, 1e-30] {
+            assert_eq!(scale(LossScaleConfig::Static(value)), "loss_scale");
+        }
+        let dynamic = DynamicLossScaleConfig::new;
+        for (config, name) in [
+            (dynamic().with_initial(1000.0), "initial"),
+            (dynamic().with_initial(0.5), "initial"),
+            (dynamic().with_growth_factor(0.5), "growth_factor"),
+            (dynamic().with_backoff_factor(1.0), "backoff_factor"),
+            (dynamic().with_growth_interval(0), "growth_interval"),
+            (dynamic().with_hysteresis(0), "hysteresis"),
+        ] {
+            assert_eq!(scale(LossScaleConfig::Dynamic(config)), name);
+        }
+    }
+
+    /// acceptance.md, loss scaling 38: any subset of options leaves the documented defaults to the rest.
+    #[test]
+    fn options_left_out_have_the_documented_defaults() {
+        let dynamic = |config| loss_scale(&LossScaleConfig::Dynamic(config)).unwrap();
+        let expected = LossScale::Dynamic {
+            initial: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 100,
+            hysteresis: 1,
+            minimum: 1.0,
+            maximum: 16_777_216.0,
+        };
+        assert_eq!(
+            dynamic(DynamicLossScaleConfig::new().with_growth_interval(100)),
+            expected
+        );
+        let options = of_engine(&OffloadConfig::new(), SimdLevel::Scalar, Precision::F16).unwrap();
+        assert!(matches!(
+            options.loss_scale,
+            LossScale::Dynamic {
+                growth_interval: 2000,
+                ..
+            }
+        ));
+        assert_eq!(options.policy.max_consecutive_skips, 50);
+        assert_eq!(
+            (options.policy.mean, options.policy.max_grad_norm),
+            (false, None)
+        );
+    }
+
+    #[test]
+    fn only_f16_scales_by_default() {
+        let scale = |precision, config: OffloadConfig| {
+            let options = of_engine(&config, SimdLevel::Scalar, precision).unwrap();
+            options.loss_scale
+        };
+        for precision in [Precision::F32, Precision::Bf16] {
+            assert_eq!(
+                scale(precision, OffloadConfig::new()),
+                LossScale::Static(1.0)
+            );
+            let on = OffloadConfig::new().with_loss_scale(Some(LossScaleConfig::dynamic()));
+            assert!(matches!(scale(precision, on), LossScale::Dynamic { .. }));
+        }
+        let off = OffloadConfig::new().with_loss_scale(Some(LossScaleConfig::Off));
+        assert_eq!(scale(Precision::F16, off), LossScale::Static(1.0));
+    }
+}
