@@ -1,12 +1,14 @@
 //! Gradients of several backward passes add up on the host, as Burn's accumulator adds them.
 
 use burn::module::{Module, Param};
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_zero_offload::{Offload, WithOffload};
+use burn_zero_offload::{Accumulation, Offload, OffloadConfig, WithOffload};
 
+use crate::common::vectors::{Vectors, with_gradient};
 use crate::common::{
-    assert_close, assert_models_close, config, devices, optimizer_state, param, read, step, tensor,
+    assert_close, assert_models_close, config, devices, optimizer_state, panic_of, param, read,
+    step, tensor,
 };
 
 const LR: f64 = 1e-2;
@@ -185,5 +187,131 @@ fn gradients_wait_on_the_host_until_the_step_that_uses_them() {
         let model = step(&mut optimizer, LR, model, loss);
         assert_eq!(offload.memory().host_gradients, 0);
         assert_ne!(read(&model.a.val()), before);
+    }
+}
+
+fn with(config: OffloadConfig, device: &Device) -> (Vectors, Offload, ModuleOptimizer) {
+    let (model, offload) = SgdConfig::new()
+        .with_offload(config)
+        .init(Vectors::new(0.0, [2, 1], device))
+        .unwrap();
+    let optimizer = offload.optimizer();
+    (model, offload, optimizer)
+}
+
+/// The mean divides by the passes of the round, however many there were, also for a weight that only
+/// some of them used.
+#[test]
+fn the_mean_is_over_the_passes_received() {
+    for device in devices() {
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let config = config(dtype).with_accumulation(Accumulation::Mean);
+            let (mut model, offload, mut optimizer) = with(config, &device);
+            let mut expected = 0.0;
+            for passes in [1, 4, 2] {
+                for _ in 1..passes {
+                    with_gradient(&model.a, &[1.0, 2.0]).backward();
+                }
+                let last = model.loss(&[1.0, 2.0], &[4.0]);
+                model = step(&mut optimizer, 1.0, model, last);
+                assert_eq!(offload.report().passes, passes);
+                expected -= 4.0 / passes as f32;
+                let round = [1, 4, 2].iter().position(|p| *p == passes).unwrap();
+                let steps = round as f32 + 1.0;
+                assert_eq!(read(&model.a.val()), [-steps, -2.0 * steps]);
+                assert_eq!(read(&model.b.val()), [expected]);
+            }
+        }
+    }
+}
+
+/// A pass is one call of `backward`, however many weights, uses and losses it has.
+#[test]
+fn passes_are_counted_as_calls_of_backward() {
+    for device in devices() {
+        let (model, offload, mut optimizer) = with(config(FloatDType::F32), &device);
+        let (first, second) = (model.loss(&[1.0; 2], &[1.0]), model.loss(&[2.0; 2], &[2.0]));
+        first.backward();
+        second.backward();
+        (model.loss(&[1.0; 2], &[1.0]) + with_gradient(&model.a, &[1.0; 2])).backward();
+        offload.scale(with_gradient(&model.b, &[1.0])).backward();
+        let last = with_gradient(&model.a, &[1.0; 2]);
+        let model = step(&mut optimizer, 1.0, model, last);
+        assert_eq!(offload.report().passes, 5);
+        assert_eq!(read(&model.a.val()), [-6.0; 2]);
+        let loss = model.loss(&[1.0; 2], &[1.0]);
+        step(&mut optimizer, 1.0, model, loss);
+        assert_eq!(offload.report().passes, 1);
+    }
+}
+
+/// `with_micro_batches(n)` turns any other number of passes into an error: no weight changes, and the
+/// gradients of that round are gone.
+#[test]
+fn another_number_of_micro_batches_is_an_error() {
+    for device in devices() {
+        let config = config(FloatDType::BF16).with_micro_batches(Some(2));
+        let (model, offload, mut optimizer) = with(config, &device);
+        let loss = |model: &Vectors| model.loss(&[1.0; 2], &[1.0]);
+        for passes in [1, 3] {
+            let kept = model.clone();
+            for _ in 1..passes {
+                loss(&model).backward();
+            }
+            let last = loss(&model);
+            let text = panic_of(|| step(&mut optimizer, 1.0, kept, last));
+            let expected =
+                format!("`with_micro_batches(2)` was given, but {passes} backward passes");
+            assert!(text.contains(&expected), "{text}");
+            assert_eq!(read(&model.a.val()), [0.0; 2]);
+            assert_eq!(offload.memory().host_gradients, 0);
+        }
+        loss(&model).backward();
+        offload.discard_gradients();
+        loss(&model).backward();
+        let last = loss(&model);
+        let model = step(&mut optimizer, 1.0, model, last);
+        assert_eq!(read(&model.a.val()), [-2.0; 2]);
+    }
+}
+
+/// A loop that drops gradients says so; what was dropped is not stepped later, and not counted.
+#[test]
+fn discarded_gradients_are_not_stepped_again() {
+    for device in devices() {
+        let (model, offload, mut optimizer) = with(config(FloatDType::F16), &device);
+        model.loss(&[f32::INFINITY; 2], &[5.0]).backward();
+        offload.discard_gradients();
+        let loss = model.loss(&[1.0; 2], &[1.0]);
+        let model = step(&mut optimizer, 1.0, model, loss);
+        offload.discard_gradients();
+        assert_eq!(read(&model.a.val()), [-1.0; 2]);
+        let report = offload.report();
+        assert_eq!(
+            (report.passes, report.carried, report.applied()),
+            (1, 0, true)
+        );
+    }
+}
+
+/// A parameter whose gradient `step` was not given keeps it for the next, as in PyTorch; the report tells.
+#[test]
+fn gradients_left_out_of_a_step_wait_for_the_next() {
+    for device in devices() {
+        let (model, offload, mut optimizer) = with(config(FloatDType::F32), &device);
+        let mut grads = model.loss(&[1.0; 2], &[1.0]).backward();
+        let part = GradientsParams::from_params(&mut grads, &model, &[model.a.id]);
+        let model = optimizer.step(1.0, model, part);
+        assert_eq!(
+            (read(&model.b.val()), offload.report().carried),
+            (vec![0.0], 0)
+        );
+        let loss = model.loss(&[1.0; 2], &[1.0]);
+        let model = step(&mut optimizer, 1.0, model, loss);
+        assert_eq!(
+            (read(&model.b.val()), offload.report().carried),
+            (vec![-2.0], 1)
+        );
+        assert_eq!(read(&model.a.val()), [-2.0; 2]);
     }
 }

@@ -8,11 +8,13 @@
 mod common;
 
 mod accumulation;
+mod clipping;
 mod clones;
 mod element_types;
 mod frozen_parameters;
 mod learner;
 mod lora;
+mod loss_scaling;
 mod memory;
 mod odd_uses;
 mod parameters;
@@ -20,4 +22,6 @@ mod parity_with_burn;
 mod recipes;
 mod records;
 mod refusals;
+mod rules;
 mod transfers;
+mod verdict;

@@ -7,20 +7,9 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_zero_offload::{OffloadConfig, OffloadError, SimdLevel, WithOffload};
 
 use crate::common::layer::{layer, loss, offloaded};
-use crate::common::{config, devices, step, tensor, weights};
+use crate::common::{config, devices, panic_of, step, tensor, weights};
 
 const LR: f64 = 1e-2;
-
-/// The message `use_it` panics with.
-#[track_caller]
-fn panic_of(use_it: impl FnOnce()) -> String {
-    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(use_it))
-        .expect_err("this use should be refused");
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => panic.downcast_ref::<&str>().unwrap_or(&"").to_string(),
-    }
-}
 
 #[test]
 fn calling_init_twice_is_refused() {

@@ -106,6 +106,8 @@ mod host;
 mod in_place;
 mod kernels;
 mod layout;
+#[cfg(feature = "train")]
+mod metrics;
 pub mod optimize;
 mod optimizer;
 mod panics;
@@ -116,6 +118,8 @@ pub use config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadC
 pub use error::OffloadError;
 #[cfg(feature = "train")]
 pub use in_place::InPlace;
+#[cfg(feature = "train")]
+pub use metrics::OffloadMetric;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
 pub use report::{GroupReport, MemoryReport, Outcome, Overflow, StatePrecision, StepReport};

@@ -1,6 +1,7 @@
 //! Devices, small models and exact comparisons.
 
 pub mod layer;
+pub mod vectors;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -99,6 +100,19 @@ pub fn assert_models_close<M: Module>(actual: &M, expected: &M, absolute: f32, r
     }
 }
 
+/// The message `use_it` panics with.
+#[track_caller]
+pub fn panic_of<R>(use_it: impl FnOnce() -> R) -> String {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(use_it));
+    let Err(panic) = result else {
+        panic!("this use should be refused")
+    };
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast_ref::<&str>().unwrap_or(&"").to_string(),
+    }
+}
+
 /// One step of Burn's plain training loop on `loss`.
 pub fn step<M: Module>(
     optimizer: &mut ModuleOptimizer,
@@ -151,4 +165,13 @@ pub fn optimizer_state(optimizer: &ModuleOptimizer) -> Vec<ParameterState> {
         .collect();
     states.sort_by(|a, b| a.path.cmp(&b.path));
     states
+}
+
+/// Updates that the parameter at `path` has seen, as an optimizer record tells.
+pub fn optimizer_time(optimizer: &ModuleOptimizer, path: &str) -> u64 {
+    let reader = burn_pack::Reader::from_bytes(optimizer.into_bytes().unwrap()).unwrap();
+    let mut paths = reader.metadata().iter();
+    let (id, _) = paths.find(|(_, known)| known.as_str() == path).unwrap();
+    let time = reader.scalars()[&format!("{id}.offload.time")];
+    usize::try_from(time).unwrap() as u64
 }
