@@ -8,6 +8,7 @@
 mod common;
 
 mod accumulation;
+mod bitwise;
 mod clipping;
 mod clones;
 mod element_types;

@@ -13,7 +13,9 @@ use burn_zero_offload::optimize::{HostRule, Rule};
 use burn_zero_offload::{OffloadError, WithOffload};
 
 use crate::common::vectors::Vectors;
-use crate::common::{assert_models_close, config, devices, param, read, step, tensor};
+use crate::common::{
+    assert_close, assert_models_close, config, devices, param, read, step, tensor,
+};
 
 /// Products and sums of single elements: the gradients are the same bits with and without offload.
 #[derive(Module, Debug)]
@@ -166,7 +168,9 @@ fn every_group_has_its_own_rule() {
             assert_eq!(after(&model.plain), (vec![0.875, 5.0], vec![1.0]));
             assert_eq!(after(&model.lion), (vec![0.5, 1.5], vec![1.0]));
             // The first step of Adam is the sign of the gradient.
-            assert_eq!(after(&model.rest), (vec![0.5, 1.5], vec![1.0]));
+            let (a, b) = after(&model.rest);
+            assert_close(&a, &[0.5, 1.5], 1e-6, 0.0);
+            assert_eq!(b, [1.0]);
             let report = offload.report();
             let updated: Vec<_> = report.groups.iter().map(|group| group.updated).collect();
             assert_eq!(updated, [2, 2, 2]);

@@ -175,3 +175,15 @@ pub fn optimizer_time(optimizer: &ModuleOptimizer, path: &str) -> u64 {
     let time = reader.scalars()[&format!("{id}.offload.time")];
     usize::try_from(time).unwrap() as u64
 }
+
+/// What an optimizer record holds under the name `leaf` of the parameter at `path`.
+pub fn optimizer_values(optimizer: &ModuleOptimizer, path: &str, leaf: &str) -> Vec<f32> {
+    let reader = burn_pack::Reader::from_bytes(optimizer.into_bytes().unwrap()).unwrap();
+    let mut paths = reader.metadata().iter();
+    let (id, _) = paths.find(|(_, known)| known.as_str() == path).unwrap();
+    let bytes = reader.tensor_data(&format!("{id}.{leaf}")).unwrap();
+    let values = bytes.chunks_exact(4);
+    values
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
+}

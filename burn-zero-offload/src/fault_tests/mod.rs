@@ -7,3 +7,4 @@
 mod delays;
 mod failures;
 mod fixture;
+mod verify;

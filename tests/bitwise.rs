@@ -1,0 +1,463 @@
+//! The run with everything on is the run it would be without offload, bit for bit.
+//!
+//! The reference is a plain loop: masters and optimizer state in vectors, the scalar oracle of each
+//! rule, gradients read from leaves one by one, norm and loss scale in a few lines of their own.
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, Param, ParamGroup};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, GradientsParams, LionConfig, SgdConfig};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_zero_offload::optimize::rules::{Adam, AmsGrad, Lion, Momentum, WeightDecay};
+use burn_zero_offload::optimize::{DeviceImage, GradientScaling, Precision, Rule, oracle};
+use burn_zero_offload::{
+    Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, WithOffload,
+};
+
+use crate::common::{devices, optimizer_time, optimizer_values, values, weights};
+
+const ROUNDS: usize = 100;
+const PASSES: usize = 4;
+const MAX_NORM: f64 = 0.75;
+const OWN_NORM: f64 = 0.03125;
+/// Two tiles and a bit.
+const LARGE: usize = 2 * 4096 + 5;
+
+#[derive(Module, Debug)]
+struct Net {
+    /// Used twice in each pass.
+    tied: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    /// AMSGrad with clipping of its own.
+    gain: Param<Tensor<1>>,
+    frozen: Param<Tensor<1>>,
+    /// Several tiles; Lion.
+    large: Param<Tensor<1>>,
+    /// In f32 on the device; momentum.
+    head: Param<Tensor<1>>,
+    /// Used in every third round only.
+    rare: Param<Tensor<1>>,
+}
+
+fn initial(name: &str) -> Vec<f32> {
+    let (len, seed) = match name {
+        "tied" => (48, 1),
+        "bias" => (8, 2),
+        "gain" => (8, 3),
+        "frozen" => (8, 4),
+        "large" => (LARGE, 5),
+        "head" => (8, 6),
+        "rare" => (3, 7),
+        other => panic!("there is no {other}"),
+    };
+    values(len, seed)
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let vector = |name| Param::from_data(TensorData::from(initial(name).as_slice()), device);
+        Self {
+            tied: Param::from_data(TensorData::new(initial("tied"), [6, 8]), device),
+            bias: vector("bias"),
+            gain: vector("gain"),
+            frozen: vector("frozen").no_grad(),
+            large: vector("large"),
+            head: vector("head"),
+            rare: vector("rare"),
+        }
+    }
+
+    fn uses(&self, round: usize) -> Uses {
+        Uses {
+            tied: [self.tied.val(), self.tied.val()],
+            bias: self.bias.val(),
+            gain: self.gain.val(),
+            frozen: self.frozen.val(),
+            large: self.large.val(),
+            head: self.head.val(),
+            rare: round.is_multiple_of(3).then(|| self.rare.val()),
+        }
+    }
+}
+
+/// The weights of a pass, one tensor for each use.
+struct Uses {
+    tied: [Tensor<2>; 2],
+    bias: Tensor<1>,
+    gain: Tensor<1>,
+    frozen: Tensor<1>,
+    large: Tensor<1>,
+    head: Tensor<1>,
+    rare: Option<Tensor<1>>,
+}
+
+/// Rounds with a pass that is not finite, besides those where the scale is too large.
+fn overflows(round: usize, pass: usize) -> bool {
+    [(17, 2), (40, 0), (41, 3), (77, 1)].contains(&(round, pass))
+}
+
+fn loss(uses: &Uses, round: usize, pass: usize) -> Tensor<1> {
+    let device = uses.bias.device();
+    let dtype = uses.bias.dtype();
+    let seed = (round * PASSES + pass) as u64;
+    let input = |len, seed| TensorData::new(values(len, seed), [len]);
+    let x = Tensor::<1>::from_data(input(48, 1000 + seed), (&device, dtype)).reshape([6, 8]);
+    let far = Tensor::<1>::from_data(input(LARGE, 5000 + seed), (&device, dtype));
+    let h = x * uses.tied[0].clone() + uses.bias.clone().unsqueeze();
+    let h = h * uses.gain.clone().unsqueeze() * uses.frozen.clone().unsqueeze();
+    let h = (h * uses.tied[1].clone()).cast(FloatDType::F32) * uses.head.clone().unsqueeze();
+    let mut loss = (h.clone() * h).mean() + (far * uses.large.clone()).cast(FloatDType::F32).mean();
+    if let Some(rare) = &uses.rare {
+        loss = loss + rare.clone().cast(FloatDType::F32).powf_scalar(2.0).sum();
+    }
+    if overflows(round, pass) {
+        loss * f32::INFINITY
+    } else {
+        loss
+    }
+}
+
+/// A parameter of the reference.
+struct Plain<const N: usize, R: Rule<N>> {
+    rule: R,
+    own_norm: Option<f64>,
+    master: Vec<f32>,
+    state: [Vec<f32>; N],
+    time: u64,
+}
+
+/// What the reference does with any of them.
+trait Parameter {
+    fn master(&self) -> &[f32];
+    fn state(&self) -> Vec<(&'static str, Vec<f32>)>;
+    fn time(&self) -> u64;
+    fn step(&mut self, lr: f64, factor: f64, gradient: &[f32]);
+}
+
+fn plain<const N: usize, R: Rule<N>>(
+    name: &str,
+    rule: R,
+    own_norm: Option<f64>,
+) -> Box<dyn Parameter> {
+    let master = initial(name);
+    Box::new(Plain {
+        rule,
+        own_norm,
+        state: std::array::from_fn(|_| vec![0.0; master.len()]),
+        master,
+        time: 0,
+    })
+}
+
+fn squares(gradient: &[f32]) -> f64 {
+    gradient.iter().map(|&g| g as f64 * g as f64).sum()
+}
+
+impl<const N: usize, R: Rule<N>> Parameter for Plain<N, R> {
+    fn master(&self) -> &[f32] {
+        &self.master
+    }
+
+    fn state(&self) -> Vec<(&'static str, Vec<f32>)> {
+        R::STATE.into_iter().zip(self.state.clone()).collect()
+    }
+
+    fn time(&self) -> u64 {
+        self.time
+    }
+
+    fn step(&mut self, lr: f64, factor: f64, gradient: &[f32]) {
+        self.time += 1;
+        let norm = squares(gradient).sqrt() * factor;
+        let own = match self.own_norm {
+            Some(limit) if norm > limit => limit / norm,
+            _ => 1.0,
+        };
+        let scaling = GradientScaling {
+            factor: (factor * own) as f32,
+            bound: f32::INFINITY,
+        };
+        let (master, state) = (&mut self.master, &mut self.state);
+        oracle::update(&self.rule, self.time, lr, scaling, master, state, gradient);
+    }
+}
+
+const NAMES: [&str; 6] = ["tied", "bias", "gain", "large", "head", "rare"];
+
+fn adam(weight_decay: f32) -> Adam {
+    Adam {
+        beta_1: 0.9,
+        beta_2: 0.999,
+        epsilon: 1e-5,
+        weight_decay: WeightDecay::Decoupled(weight_decay),
+    }
+}
+
+fn parameters() -> Vec<Box<dyn Parameter>> {
+    let lion = Lion {
+        beta_1: 0.9,
+        beta_2: 0.99,
+        weight_decay: 0.5,
+    };
+    let momentum = Momentum {
+        penalty: 0.0,
+        momentum: 0.9,
+        dampening: 0.1,
+        nesterov: true,
+    };
+    vec![
+        plain("tied", adam(0.1), None),
+        plain("bias", adam(0.1), None),
+        plain("gain", AmsGrad(adam(0.0)), Some(OWN_NORM)),
+        plain("large", lion, None),
+        plain("head", momentum, None),
+        plain("rare", adam(0.1), None),
+    ]
+}
+
+fn learning_rate(round: usize) -> f64 {
+    1e-2 / (1.0 + round as f64 / 20.0)
+}
+
+/// What a run ends with: masters, state and time of every parameter, and the scales on the way.
+#[derive(PartialEq, Debug)]
+struct End {
+    parameters: Vec<(&'static str, Vec<u32>, Vec<Vec<u32>>, u64)>,
+    scales: Vec<f32>,
+    skipped: Vec<usize>,
+    /// Rounds whose gradients were clipped.
+    clipped: Vec<usize>,
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn reference(precision: Precision, dtype: DType, device: &Device) -> End {
+    let mut all = parameters();
+    let (mut scale, mut good, mut scales) = (FIRST_SCALE, 0, vec![]);
+    let (mut skipped, mut clipped) = (vec![], vec![]);
+    for round in 0..ROUNDS {
+        let leaf = |index: usize| {
+            let name = NAMES[index];
+            let (precision, dtype) = match name {
+                "head" => (Precision::F32, DType::F32),
+                _ => (precision, dtype),
+            };
+            image(all[index].master(), precision, dtype, device).require_grad()
+        };
+        let mut sums: Vec<Option<Vec<f32>>> = vec![None; NAMES.len()];
+        for pass in 0..PASSES {
+            let tied = [leaf(0), leaf(0)];
+            let uses = Uses {
+                tied: tied.each_ref().map(|t| t.clone().reshape([6, 8])),
+                bias: leaf(1),
+                gain: leaf(2),
+                frozen: image(&initial("frozen"), precision, dtype, device),
+                large: leaf(3),
+                head: leaf(4),
+                rare: round.is_multiple_of(3).then(|| leaf(5)),
+            };
+            let grads = (loss(&uses, round, pass) * scale).backward();
+            let mut add = |index: usize, leaf: &Tensor<1>| {
+                let gradient = leaf.grad(&grads).expect("a leaf that was used");
+                let gradient: Vec<f32> = gradient.try_into_vec_as().unwrap();
+                match &mut sums[index] {
+                    None => sums[index] = Some(gradient),
+                    Some(sum) => sum.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
+                }
+            };
+            // As backward meets them.
+            add(0, &tied[1]);
+            add(0, &tied[0]);
+            for (index, leaf) in [&uses.bias, &uses.gain, &uses.large, &uses.head]
+                .into_iter()
+                .enumerate()
+            {
+                add(index + 1, leaf);
+            }
+            if let Some(rare) = &uses.rare {
+                add(5, rare);
+            }
+        }
+        let total: f64 = sums.iter().flatten().map(|sum| squares(sum)).sum();
+        let unit = scale as f64 * PASSES as f64;
+        let norm = total.sqrt() / unit;
+        if norm.is_finite() {
+            let mut clip = 1.0;
+            if norm > MAX_NORM {
+                clip = MAX_NORM / norm;
+                clipped.push(round);
+            }
+            for (parameter, sum) in all.iter_mut().zip(&sums) {
+                if let Some(sum) = sum {
+                    parameter.step(learning_rate(round), clip / unit, sum);
+                }
+            }
+            good += 1;
+            if good == GROWTH {
+                (scale, good) = ((scale * 2.0).min(LARGEST_SCALE), 0);
+            }
+        } else {
+            (scale, good) = (scale / 2.0, 0);
+            skipped.push(round);
+        }
+        scales.push(scale);
+    }
+    let parameters = NAMES.into_iter().zip(&all).map(|(name, parameter)| {
+        let state = parameter.state();
+        let state = state.iter().map(|(_, values)| bits(values)).collect();
+        (name, bits(parameter.master()), state, parameter.time())
+    });
+    End {
+        parameters: parameters.collect(),
+        scales,
+        skipped,
+        clipped,
+    }
+}
+
+const FIRST_SCALE: f32 = 4_194_304.0;
+const LARGEST_SCALE: f32 = 16_777_216.0;
+const GROWTH: usize = 7;
+
+/// The weights a device holds for `master`.
+fn image(master: &[f32], precision: Precision, dtype: DType, device: &Device) -> Tensor<1> {
+    let image = DeviceImage::of(precision, master);
+    let bytes = burn::tensor::Bytes::from_bytes_vec(image.as_bytes().to_vec());
+    Tensor::from_data(
+        TensorData::from_bytes(bytes, [master.len()], dtype),
+        (device, dtype),
+    )
+}
+
+fn offloaded(dtype: FloatDType, threads: usize, device: &Device) -> End {
+    let group = |name: &str| ParamGroup::from_path(name);
+    let dynamic = DynamicLossScaleConfig::new()
+        .with_initial(FIRST_SCALE)
+        .with_growth_interval(GROWTH as u64);
+    let config = OffloadConfig::new()
+        .with_dtype(Some(dtype))
+        .with_full_precision(Some(group("head")))
+        .with_threads(Some(threads))
+        .with_loss_scale(Some(LossScaleConfig::Dynamic(dynamic)))
+        .with_max_grad_norm(Some(MAX_NORM as f32))
+        .with_accumulation(Accumulation::Mean)
+        .with_micro_batches(Some(PASSES))
+        .with_verify(true);
+    let own = GradientClippingConfig::Norm(OWN_NORM as f32);
+    let adamw = |decay| AdamWConfig::new().with_weight_decay(decay);
+    let momentum = MomentumConfig::new().with_nesterov(true);
+    let (mut model, offload) = adamw(0.1)
+        .with_offload(config)
+        .with_group(
+            group("gain"),
+            adamw(0.0).with_amsgrad(true).with_grad_clipping(Some(own)),
+        )
+        .with_group(group("large"), LionConfig::new().with_weight_decay(0.5))
+        .with_group(
+            group("head"),
+            SgdConfig::new().with_momentum(Some(momentum)),
+        )
+        .init(Net::new(device))
+        .unwrap();
+    let mut optimizer = offload.optimizer();
+    let (mut scales, mut skipped, mut clipped) = (vec![], vec![], vec![]);
+    for round in 0..ROUNDS {
+        let pass = |pass| {
+            let loss = offload.scale(loss(&model.uses(round), round, pass));
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        let last = (1..PASSES).fold(pass(0), |_, next| pass(next));
+        model = optimizer.step(learning_rate(round), model, last);
+        let report = offload.report();
+        scales.push(report.next_loss_scale);
+        if !report.applied() {
+            skipped.push(round);
+        } else if report.grad_norm > MAX_NORM {
+            clipped.push(round);
+        }
+    }
+    let plain = weights(&Net::new(&Device::flex()).load_record(model.into_record()));
+    let parameters = NAMES
+        .into_iter()
+        .zip(parameters())
+        .map(|(name, parameter)| {
+            let (_, master) = plain.iter().find(|(path, _)| path == name).unwrap();
+            let state = parameter.state();
+            let state = state
+                .iter()
+                .map(|(leaf, _)| bits(&optimizer_values(&optimizer, name, leaf)));
+            (
+                name,
+                bits(master),
+                state.collect(),
+                optimizer_time(&optimizer, name),
+            )
+        });
+    End {
+        parameters: parameters.collect(),
+        scales,
+        skipped,
+        clipped,
+    }
+}
+
+#[track_caller]
+fn assert_same(got: &End, expected: &End) {
+    assert_eq!(got.skipped, expected.skipped);
+    assert_eq!(got.scales, expected.scales);
+    assert_eq!(got.clipped, expected.clipped);
+    for (got, expected) in got.parameters.iter().zip(&expected.parameters) {
+        assert_eq!(got.0, expected.0);
+        assert_eq!(got.3, expected.3, "time of {}", got.0);
+        assert!(got.1 == expected.1, "master weights of {}", got.0);
+        assert!(got.2 == expected.2, "state of {}", got.0);
+    }
+}
+
+fn every_thread_count(dtype: FloatDType, precision: Precision, device: &Device, threads: &[usize]) {
+    let expected = reference(precision, dtype.into(), device);
+    let natural = expected
+        .skipped
+        .iter()
+        .filter(|r| ![17, 40, 41, 77].contains(*r));
+    if dtype == FloatDType::F16 {
+        assert!(
+            natural.count() > 0,
+            "the first scales are too large for f16"
+        );
+    }
+    for round in [17, 40, 41, 77] {
+        assert!(expected.skipped.contains(&round), "{:?}", expected.skipped);
+    }
+    assert!(expected.skipped.len() < 40, "{:?}", expected.skipped);
+    let clipped = expected.clipped.len();
+    assert!((10..90).contains(&clipped), "{clipped} rounds were clipped");
+    for &threads in threads {
+        assert_same(&offloaded(dtype, threads, device), &expected);
+    }
+}
+
+/// Clipping of all and of one, dynamic scaling with forced overflows, means over 4 passes, groups of four
+/// rules, a tied weight, a frozen one, one in f32, one that is not always used; 100 rounds.
+#[test]
+fn f16_with_everything_on_equals_the_plain_loop() {
+    for device in devices() {
+        let flex = device == Device::flex().autodiff();
+        let threads: &[usize] = if flex { &[1, 2, 8] } else { &[2] };
+        every_thread_count(FloatDType::F16, Precision::F16, &device, threads);
+    }
+}
+
+#[test]
+fn bf16_with_everything_on_equals_the_plain_loop() {
+    let device = Device::flex().autodiff();
+    every_thread_count(FloatDType::BF16, Precision::Bf16, &device, &[1, 2, 8]);
+}
+
+#[test]
+fn f32_with_everything_on_equals_the_plain_loop() {
+    let device = Device::flex().autodiff();
+    every_thread_count(FloatDType::F32, Precision::F32, &device, &[1, 2, 8]);
+}
