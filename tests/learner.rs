@@ -18,7 +18,7 @@ use burn::train::{
     InferenceStep, Learner, LearnerModel, RegressionOutput, SupervisedTraining, TrainOutput,
     TrainStep,
 };
-use burn_zero_offload::WithOffload;
+use burn_zero_offload::{LossScaleConfig, Offload, WithOffload};
 
 use crate::common::{assert_models_close, config, devices, param, values, weights};
 
@@ -252,4 +252,110 @@ fn in_place_changes_nothing_but_the_second_handle() {
         let plain = plain.launch(model, optimizer);
         assert_eq!(weights(&in_place.into_inner()), weights(&plain));
     }
+}
+
+/// A model that scales its loss: the handle to the host side is a field that records leave out.
+#[derive(Module, Debug)]
+struct Scaled {
+    net: Net,
+    #[module(skip)]
+    offload: Option<Offload>,
+}
+
+impl TrainStep for Scaled {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        let output = self.net.output(batch);
+        let loss = match &self.offload {
+            Some(offload) => offload.scale(output.loss.clone()),
+            None => output.loss.clone(),
+        };
+        TrainOutput::new(self, loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Scaled {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> RegressionOutput {
+        self.net.output(batch)
+    }
+}
+
+fn scaled(device: &Device) -> (Scaled, Offload) {
+    let model = Scaled {
+        net: Net::new(device),
+        offload: None,
+    };
+    let scale = LossScaleConfig::Static(1024.0);
+    let config = adamw().with_offload(config(FloatDType::F16).with_loss_scale(Some(scale)));
+    let (mut model, offload) = config.init(model).unwrap();
+    model.offload = Some(offload.clone());
+    (model, offload)
+}
+
+/// In f16 under the learner, with a checkpoint in the middle: the same weights, and rounds are counted on.
+#[test]
+fn a_scaled_loss_trains_and_resumes_under_the_learner() {
+    for device in devices() {
+        let run =
+            |folder: &tempfile::TempDir, epochs, resume, (model, offload): (Scaled, Offload)| {
+                let run = Run {
+                    folder: folder.path(),
+                    epochs,
+                    accumulation: 2,
+                    resume,
+                };
+                let model = run.launch(model, offload.optimizer());
+                (weights(&model), offload.report())
+            };
+        let folder = tempfile::tempdir().unwrap();
+        run(&folder, 2, None, scaled(&device));
+        let resumed = run(&folder, 4, Some(2), scaled(&device));
+        let stretch = run(&tempfile::tempdir().unwrap(), 4, None, scaled(&device));
+        assert_eq!(resumed.0, stretch.0);
+        assert_eq!(resumed.1.round, stretch.1.round);
+        assert_eq!((stretch.1.loss_scale, stretch.1.skips), (1024.0, 0));
+        assert_eq!(stretch.1.passes, 1, "the last window of an epoch is short");
+    }
+}
+
+/// Loss scale, gradient norm and skipped steps as metrics.
+#[cfg(feature = "train")]
+#[test]
+fn the_dashboard_shows_scale_norm_and_skips() {
+    use burn::data::dataloader::Progress;
+    use burn::train::metric::{Metric, MetricMetadata, Numeric};
+    use burn_zero_offload::OffloadMetric;
+
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let (model, offload) = scaled(&device);
+    let training = SupervisedTraining::new(folder.path(), loader(0..20), loader(50..54))
+        .num_epochs(1)
+        .metric_train_numeric(OffloadMetric::loss_scale(&offload))
+        .metric_train_numeric(OffloadMetric::grad_norm(&offload))
+        .metric_train_numeric(OffloadMetric::skipped_steps(&offload))
+        .with_application_logger(None);
+    let result = training.launch(Learner::new(model, offload.optimizer(), 1e-2));
+    assert!(result.error.is_none(), "{:?}", result.error);
+    let logged = |name: &str| {
+        let path = folder.path().join(format!("train/epoch-1/{name}.log"));
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    };
+    assert!(logged("Loss_Scale").starts_with("1024"));
+    assert!(logged("Skipped_Steps").starts_with('0'));
+
+    let mut norm = OffloadMetric::grad_norm(&offload);
+    let metadata = MetricMetadata {
+        progress: Progress::new(1, 1, None),
+        iteration: Some(1),
+        lr: None,
+    };
+    norm.update(&(), &metadata).unwrap();
+    let expected = offload.report().grad_norm;
+    assert_eq!(norm.value().map(|entry| entry.current()), Some(expected));
 }

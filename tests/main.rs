@@ -20,6 +20,7 @@ mod memory;
 mod odd_uses;
 mod parameters;
 mod parity_with_burn;
+mod random_models;
 mod recipes;
 mod records;
 mod refusals;

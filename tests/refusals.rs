@@ -158,3 +158,29 @@ fn a_parameter_added_after_init_is_refused() {
     let text = panic_of(|| drop(step(&mut optimizer, LR, model, loss)));
     assert!(text.contains("not part of the model"), "{text}");
 }
+
+/// A misspelt group would otherwise go unnoticed.
+#[test]
+fn a_group_that_matches_nothing_is_refused() {
+    let device = Device::flex().autodiff();
+    let init = |config: OffloadConfig, group: &str| {
+        let error = AdamWConfig::new()
+            .with_offload(config)
+            .with_group(ParamGroup::from_predicate("bias"), AdamWConfig::new())
+            .with_group(ParamGroup::from_predicate(group), AdamWConfig::new())
+            .init(layer(1, &device))
+            .err();
+        error.map(|error| error.to_string())
+    };
+    let config = OffloadConfig::new;
+    let text = init(config(), "biass").expect("it matches nothing");
+    assert!(
+        text.contains("group number 1 (counted from 0)") && text.contains("`weight`"),
+        "{text}"
+    );
+    // One that is overruled by a later group matches all the same.
+    assert_eq!(init(config(), "bias"), None);
+    let head = config().with_full_precision(Some(ParamGroup::from_predicate("head")));
+    let text = init(head, "bias").expect("there is no head");
+    assert!(text.contains("`with_full_precision`"), "{text}");
+}

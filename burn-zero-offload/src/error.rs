@@ -77,12 +77,11 @@ pub enum OffloadError {
 
     /// A parameter group matches nothing.
     #[error(
-        "parameter group number {index} (counted from 0) matches no trainable parameter. Paths \
-         look like `{example}`"
+        "the parameter group {group} matches no parameter it could apply to. Paths look like `{example}`"
     )]
     EmptyGroup {
-        /// Which call of `with_group`, counted from 0.
-        index: usize,
+        /// Which group: of `with_group` by number, or that of `with_full_precision`.
+        group: String,
         /// A path of the model.
         example: String,
     },

@@ -1,6 +1,7 @@
 //! Devices, small models and exact comparisons.
 
 pub mod layer;
+pub mod reference;
 pub mod vectors;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;

@@ -63,6 +63,10 @@ struct Held {
 }
 
 impl Slot {
+    pub(crate) fn layout(&self) -> &SlotLayout {
+        &self.layout
+    }
+
     /// A slot whose master weights have just been copied from a model; `on_device` is the buffer
     /// with their image.
     pub(crate) fn new(layout: SlotLayout, master: &[f32], on_device: Option<StorageId>) -> Self {

@@ -1,6 +1,6 @@
 //! `init`: the state of a model moves to the host, taps and record mappers are attached.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterizer};
@@ -30,6 +30,7 @@ pub(super) fn install<M: Module>(
             .into_iter()
             .map(|(group, rule)| rule.map(|rule| (group, rule)))
             .collect::<Result<_, _>>()?,
+        used: HashSet::new(),
     };
     let simd = match offload.simd {
         Some(level) => level
@@ -53,22 +54,33 @@ pub(super) fn install<M: Module>(
         slots: Vec::new(),
         target: None,
         places: HashMap::new(),
+        full_precision_used: false,
         error: None,
     };
     let model = model.map(&mut mover);
     let Mover {
+        rules,
         slots,
         target,
         places,
+        full_precision_used,
         error,
         ..
     } = mover;
     if let Some(error) = error {
         return Err(error);
     }
-    let Some(target) = target else {
+    let (Some(target), Some(first)) = (target, slots.first()) else {
         return Err(OffloadError::NothingToTrain);
     };
+    let unused = (0..rules.groups.len()).find(|index| !rules.used.contains(index));
+    let unused = unused.map(|index| format!("number {index} (counted from 0)"));
+    let no_head = offload.full_precision.is_some() && !full_precision_used;
+    if let Some(group) = unused.or_else(|| no_head.then(|| "given to `with_full_precision`".into()))
+    {
+        let example = first.layout().path.clone();
+        return Err(OffloadError::EmptyGroup { group, example });
+    }
     let options = options::of_engine(&offload, simd, precision)?;
     let engine = Arc::new(Engine::new(slots, &target, options)?);
     let passes = Passes::of(engine.clone());
@@ -107,19 +119,21 @@ fn unsupported(dtype: FloatDType, device: &Device) -> OffloadError {
 struct Rules {
     default: HostRule,
     groups: Vec<(ParamGroup, HostRule)>,
+    /// Groups that match some parameter.
+    used: HashSet<usize>,
 }
 
 impl Rules {
     /// The number and the rule of the group that a parameter belongs to: the last that matches.
-    fn of(&self, id: &ParamId, path: &str) -> (usize, HostRule) {
-        let last = self
-            .groups
-            .iter()
-            .rposition(|(group, _)| group.matches(id, Some(path)));
-        match last {
-            Some(index) => (index + 1, self.groups[index].1.clone()),
-            None => (0, self.default.clone()),
+    fn of(&mut self, id: &ParamId, path: &str) -> (usize, HostRule) {
+        let groups = self.groups.iter().enumerate();
+        let matching = groups.filter(|(_, (group, _))| group.matches(id, Some(path)));
+        let mut own = (0, &self.default);
+        for (index, (_, rule)) in matching {
+            self.used.insert(index);
+            own = (index + 1, rule);
         }
+        (own.0, own.1.clone())
     }
 }
 
@@ -143,6 +157,8 @@ struct Mover<'a> {
     /// Device of the first of them.
     target: Option<Target>,
     places: HashMap<String, Place>,
+    /// Whether some parameter is kept in full precision.
+    full_precision_used: bool,
     error: Option<OffloadError>,
 }
 
@@ -168,6 +184,7 @@ impl ModuleMapper for Mover<'_> {
             .full_precision
             .as_ref()
             .is_some_and(|g| g.matches(&id, Some(&path)));
+        self.full_precision_used |= full;
         let precision = if full { Precision::F32 } else { self.precision };
         let value = if value.is_require_grad() {
             let (group, rule) = self.rules.of(&id, &path);

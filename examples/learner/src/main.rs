@@ -1,5 +1,6 @@
 //! The model of the quickstart under burn-train's `Learner`: epochs, validation, checkpoints, the
-//! dashboard. Nothing in it knows about offloading but the two lines that make model and optimizer.
+//! dashboard. Nothing in it knows about offloading but the two lines that make model and optimizer, and
+//! two metrics that show what offloading does.
 //!
 //! ```sh
 //! cargo run --release -p learner
@@ -19,7 +20,7 @@ use burn::train::metric::LossMetric;
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_zero_offload::{InPlace, OffloadConfig, OffloadError, WithOffload};
+use burn_zero_offload::{InPlace, OffloadConfig, OffloadError, OffloadMetric, WithOffload};
 
 const EPOCHS: usize = 5;
 const BATCH: usize = 64;
@@ -112,6 +113,8 @@ fn main() -> Result<(), OffloadError> {
 
     let result = SupervisedTraining::new("learner-out", loader(0, TRAIN), loader(TRAIN, 1024))
         .metric_train_numeric(LossMetric::new())
+        .metric_train_numeric(OffloadMetric::grad_norm(&offload))
+        .metric_train_numeric(OffloadMetric::skipped_steps(&offload))
         .metric_valid_numeric(LossMetric::new())
         .with_default_checkpointers()
         .num_epochs(EPOCHS)

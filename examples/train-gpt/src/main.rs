@@ -114,6 +114,9 @@ fn train(args: &Args, config: TrainConfig, corpus: &Corpus, out: &Path) -> Resul
             tokens / seconds
         );
     }
+    if let Some(scale) = run.loss_scale() {
+        println!("{scale}");
+    }
     Ok(Some(run))
 }
 
@@ -152,6 +155,7 @@ fn report(run: &Run, corpus: &Corpus, out: &Path) -> Result<()> {
 /// Train with each dtype on the device, and compare the losses.
 fn compare(args: &Args) -> Result<()> {
     let mut runs: Vec<(Precision, History)> = Vec::new();
+    let mut reference_loss = None;
     for dtype in [Precision::F32, Precision::Bf16, Precision::F16] {
         let out = args.out.join(dtype.name());
         // A comparison that was stopped has finished, unfinished and missing runs.
@@ -168,7 +172,9 @@ fn compare(args: &Args) -> Result<()> {
         let device = run.state.config.device.device()?;
         if let Some(loss) = evaluate::validation_loss(&model, &corpus, &run.state.config, &device)?
         {
-            println!("Validation loss: {loss:.4} nats per byte\n");
+            let reference = *reference_loss.get_or_insert(loss);
+            let difference = 100.0 * (loss / reference - 1.0);
+            println!("Validation loss: {loss:.4} nats per byte, {difference:+.2} % of f32's\n");
         }
         runs.push((dtype, run.state.history));
     }

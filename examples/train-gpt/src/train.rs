@@ -120,6 +120,16 @@ impl Run {
         }
     }
 
+    /// What became of the loss scale, if there is one.
+    pub fn loss_scale(&self) -> Option<String> {
+        let report = self.offload.as_ref()?.report();
+        let scaled = report.loss_scale != 1.0 || report.next_loss_scale != 1.0;
+        scaled.then(|| {
+            let (scale, skips) = (report.next_loss_scale, report.skips);
+            format!("Loss scale: {scale} in the end, {skips} steps skipped on the way to it")
+        })
+    }
+
     /// Whether all steps are taken.
     pub fn finished(&self) -> bool {
         self.state.history.points.len() >= self.state.config.steps
@@ -141,7 +151,12 @@ impl Run {
                 .model
                 .loss(inputs, targets)
                 .div_scalar(config.accumulation as f64);
-            let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+            // In f16 small gradients would vanish unscaled; in other types this does nothing.
+            let scaled = match &self.offload {
+                Some(offload) => offload.scale(loss.clone()),
+                None => loss.clone(),
+            };
+            let grads = GradientsParams::from_grads(scaled.backward(), &self.model);
             accumulator.accumulate(&self.model, grads);
             losses.push(loss.inner());
         }
@@ -232,6 +247,16 @@ mod tests {
                     .collect::<Vec<_>>()
             };
             assert_eq!(rates(&resumed), rates(&whole));
+        }
+    }
+
+    #[test]
+    fn only_f16_scales_its_loss() {
+        let _turn = turn();
+        for (dtype, scaled) in [(Precision::F16, true), (Precision::Bf16, false)] {
+            let mut run = Run::start(config().with_dtype(dtype), &corpus()).unwrap();
+            run.step(&corpus());
+            assert_eq!(run.loss_scale().is_some(), scaled);
         }
     }
 
