@@ -70,6 +70,17 @@ fn main() {
     let untapped = cast(config.init(&device), dtype);
     let alone = forward_and_backward(&plain, warm, count, || loss(&untapped));
     drop(untapped);
+    // Verified: what the check of every step adds to it.
+    let made = adamw()
+        .with_offload(
+            OffloadConfig::new()
+                .with_dtype(device::dtype())
+                .with_verify(true),
+        )
+        .init(config.init(&device));
+    let verified = Offloaded::new(made.expect("a GPT can be offloaded"), &plain);
+    let (verified, checked) = verified.steps(warm, count, false, loss);
+    drop(verified);
     let report = &parts.report;
     for (name, seconds) in [
         ("offloaded step", parts.whole()),
@@ -77,6 +88,8 @@ fn main() {
         ("  backward", parts.backward),
         ("  waiting for the last gradients", parts.downloads),
         ("  CPU step and upload", parts.step),
+        ("  the same, verified", checked.step),
+        ("  of it the verdict", report.judging.as_secs_f64()),
         ("  waiting for the device", parts.rest),
         ("forward and backward, gradients dropped", alone),
         ("CPU step alone", cpu_step),

@@ -245,22 +245,40 @@ fn collected_gradients_are_part_of_the_verdict_and_of_the_norm() {
     }
 }
 
-/// Steps without any gradient are none: nothing moves, and the report stays that of the last round.
+/// Steps without any gradient are none: nothing moves, no round is counted, and the report stays that of
+/// the last round.
 #[test]
 fn a_step_without_gradients_does_nothing() {
     for device in devices() {
-        let (model, offload, mut optimizer) = adamw(config(FloatDType::BF16), &device);
-        let loss = model.loss(&[1.0; 4], &[1.0; 2]);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        offload.discard_gradients();
-        let held = weights(&model);
-        let model = optimizer.step(1e-2, model, grads);
-        assert_eq!(weights(&model), held);
-        assert_eq!(offload.report().outcome, Outcome::Pending);
+        let (mut model, offload, mut optimizer) = adamw(config(FloatDType::BF16), &device);
+        for round in 1..3 {
+            let loss = model.loss(&[1.0; 4], &[1.0; 2]);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            offload.discard_gradients();
+            let held = weights(&model);
+            model = optimizer.step(1e-2, model, grads);
+            assert_eq!(weights(&model), held);
+            let loss = model.loss(&[1.0; 4], &[1.0; 2]);
+            model = step(&mut optimizer, 1e-2, model, loss);
+            assert_ne!(weights(&model), held);
+            let report = offload.report();
+            assert_eq!((report.round, report.outcome), (round, Outcome::Applied));
+        }
         assert!(
             optimizer_state(&optimizer)
                 .iter()
-                .all(|state| state.time == 0)
+                .all(|state| state.time == 2)
         );
+        // Placeholders first, then a gradient past the taps: that begins a round of its own.
+        let mut grads = model.loss(&[1.0; 4], &[1.0; 2]).backward();
+        let mut grads = GradientsParams::from_params(&mut grads, &model, &[model.a.id]);
+        offload.discard_gradients();
+        let gradient = Tensor::<1>::ones([2], &device.clone().inner());
+        grads.register(model.b.id, gradient);
+        let (a, b) = (read(&model.a.val()), read(&model.b.val()));
+        let model = optimizer.step(1e-2, model, grads);
+        assert_eq!(read(&model.a.val()), a);
+        assert_ne!(read(&model.b.val()), b);
+        assert_eq!(offload.report().round, 3);
     }
 }

@@ -45,7 +45,7 @@
 //!        |          autodiff graph       a reader thread      master, moments (fp32)
 //!        |                               |                       |  step()
 //!        |                               |                  (4) optimize
-//!        |                               |                    Adam over tiles and threads
+//!        |                               |                    verdict, then the rule over tiles and threads
 //!        +-------- (5) upload <----------|-------------------- half image of the master, tile by tile
 //! ```
 //!
@@ -57,15 +57,33 @@
 //! weights go into new buffers, tile by tile while the CPU step goes on; [`Offload::report`] counts
 //! what moved and what was waited for.
 //!
+//! # Mixed precision
+//!
+//! A *round* is what happens between two updates: any number of backward passes, then the optimizer's
+//! walk over the parameters. Before the first weight changes all gradients of the round are on the host,
+//! in `f32` sums, and are judged together:
+//!
+//! ```text
+//! g      = sum of the contributions of every use and pass / loss scale [/ passes, Accumulation::Mean]
+//! norm   = sqrt(sum of g^2 over all parameters the optimizer updates), in f64
+//! norm not finite: nothing changes, the loss scale backs off, the report says where it was
+//! else   g <- g * min(1, max_grad_norm / norm), then the clipping of each optimizer config, then its rule
+//! ```
+//!
+//! All factors are one multiplication in the step. The loss scale ([`Offload::scale`],
+//! [`LossScaleConfig`]) is on by default in F16. The rules are those of Burn's `Adam`, `AdamW`, `Sgd`,
+//! `Lion`, `AdaGrad` and `RmsProp`, and [your own](optimize::Rule). [`Offload::report`] tells what every
+//! round came to; `OffloadConfig::with_verify(true)` checks every step.
+//!
 //! # What holds
 //!
 //! * In f32 the weights follow Burn's own optimizers to 1e-6. Results are the same bits for every
-//!   thread count and instruction set.
-//! * No weight changes before every gradient of the round is on the host.
+//!   thread count and instruction set, and those of a plain loop over the gradients of every use.
+//! * No weight changes before every gradient of the round is on the host and found to be finite.
 //! * Value semantics: clones of a model keep their values. The next step starts from the values of
 //!   the model it is given, also if they were edited, or come from an older clone.
 //! * Records hold fp32 masters and move between plain and offloaded models; optimizer records are
-//!   interchangeable with those of Burn's Adam and AdamW.
+//!   interchangeable with those of Burn's own optimizers, and carry the loss scale.
 //! * Parameters without a gradient in a round do not move; frozen ones take no host memory.
 //!
 //! # Memory
@@ -79,11 +97,15 @@
 //! | moments | 8 | 0 | 8 |
 //! | AMSGrad, if used | 4 | 0 | 4 |
 //!
+//! In place of the moments SGD keeps nothing, or 4 with momentum; Lion and AdaGrad keep 4, RMSProp 4 to
+//! 12.
+//!
 //! # Features
 //!
 //! `flex` (default), `cpu`, `cuda`, `rocm`, `metal`, `vulkan`, `webgpu`, `wgpu` and `fusion` are those
 //! of Burn. Flex is always compiled: records hold master weights as Flex tensors. `train` adds
-//! `InPlace`, which spares the second handle to the weights that burn-train's `Learner` keeps.
+//! `InPlace`, which spares the second handle to the weights that burn-train's `Learner` keeps, and
+//! `OffloadMetric`, which shows loss scale, gradient norm and skipped steps on its dashboard.
 //!
 //! # Failures
 //!

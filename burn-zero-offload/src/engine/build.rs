@@ -32,6 +32,8 @@ pub(crate) struct EngineOptions {
     pub(crate) loss_scale: LossScale,
     /// Check every step.
     pub(crate) verify: bool,
+    /// Groups with rules of their own, the optimizer's own included.
+    pub(crate) groups: usize,
 }
 
 /// Bytes that may be in flight at least: a few packs of small gradients.
@@ -70,10 +72,9 @@ impl Engine {
             .map_err(|error| threads(error.to_string()))?;
         let (pinned_up, pinning) = uploader.pinning();
         let scaler = LossScaler::new(options.loss_scale);
-        let groups = slots.iter().map(|slot| slot.layout.group + 1).max();
         let meter = Arc::new(Meter::new(StepReport {
             next_loss_scale: scaler.state().scale,
-            groups: vec![GroupReport::default(); groups.unwrap_or(1)],
+            groups: vec![GroupReport::default(); options.groups],
             in_flight_budget: budget,
             pinned_up,
             pinning: pinning.to_string(),

@@ -52,6 +52,8 @@ pub(super) struct Round {
 /// What happens to the gradients of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Decision {
+    /// There are none.
+    Nothing,
     /// They are multiplied by this, after the loss scale is taken off, and applied.
     Apply(f64),
     /// They are dropped.
@@ -92,9 +94,12 @@ impl Round {
 }
 
 impl Engine {
+    /// Ends the round. One that had no gradient is not counted.
     fn next_round(&self, round: &mut Round) {
+        if !matches!(round.decision, Some(Decision::Nothing)) {
+            self.meter.next_round();
+        }
         round.reset();
-        self.meter.next_round();
     }
 
     /// A backward pass begins; see [`GradientSink::pass_began`](crate::capture::GradientSink).
@@ -145,7 +150,9 @@ impl Engine {
         past_the_taps: Option<TensorData>,
     ) -> Result<Decision, OffloadError> {
         let mut round = self.round.lock();
-        if round.decision.is_some() && round.stepped[slot] {
+        let empty = matches!(round.decision, Some(Decision::Nothing));
+        let over = round.decision.is_some() && round.stepped[slot];
+        if over || (empty && past_the_taps.is_some()) {
             self.next_round(&mut round);
         }
         if let Some(data) = past_the_taps {
@@ -191,7 +198,7 @@ impl Engine {
             scale: round.scale,
         };
         match round.decision {
-            None => self.gradients.add(slot, contribution, |_| ()),
+            None | Some(Decision::Nothing) => self.gradients.add(slot, contribution, |_| ()),
             Some(Decision::Skip) => {}
             Some(Decision::Apply(_)) if round.policy.max_grad_norm.is_some() => {
                 return refused(
@@ -237,8 +244,8 @@ impl Engine {
         let verdict = Verdict::of(judgements, round.divisor(), round.policy.max_grad_norm);
         let (decision, outcome, norms) = match verdict {
             Verdict::Nothing => {
-                let factor = 1.0 / round.divisor();
-                (Decision::Apply(factor), Outcome::Pending, [0.0; 2])
+                round.decision = Some(Decision::Nothing);
+                return Ok(Decision::Nothing);
             }
             Verdict::Apply { norm, factor } => {
                 round.scaler.applied(round.scaled);

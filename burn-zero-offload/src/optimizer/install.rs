@@ -81,7 +81,7 @@ pub(super) fn install<M: Module>(
         let example = first.layout().path.clone();
         return Err(OffloadError::EmptyGroup { group, example });
     }
-    let options = options::of_engine(&offload, simd, precision)?;
+    let options = options::of_engine(&offload, simd, precision, rules.groups.len() + 1)?;
     let engine = Arc::new(Engine::new(slots, &target, options)?);
     let passes = Passes::of(engine.clone());
     let model = model.apply_reparameterization(Attacher {

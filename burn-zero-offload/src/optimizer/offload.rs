@@ -113,7 +113,7 @@ impl Offload {
     /// They are added to what the taps collected and leave placeholders in `grads`, so they are part
     /// of the norm and of the verdict. Without this call `step` adds them one by one as it meets them,
     /// which it refuses where it would be wrong: with `max_grad_norm`, and for values that are not
-    /// finite. They count as scaled like the last backward pass before this call.
+    /// finite. They count as scaled like the last backward pass of the round.
     ///
     /// # Errors
     ///

@@ -30,11 +30,13 @@ pub(super) fn check(config: &OffloadConfig) -> Result<(), OffloadError> {
         .map_or(Ok(()), |scale| loss_scale(scale).map(|_| ()))
 }
 
-/// The options of an engine whose weights are in `precision`; `config` has been checked.
+/// The options of an engine whose weights are in `precision`, with `groups` groups; `config` has been
+/// checked.
 pub(super) fn of_engine(
     config: &OffloadConfig,
     simd: SimdLevel,
     precision: Precision,
+    groups: usize,
 ) -> Result<EngineOptions, OffloadError> {
     let scale = match (&config.loss_scale, precision) {
         (Some(scale), _) => loss_scale(scale)?,
@@ -57,6 +59,7 @@ pub(super) fn of_engine(
         },
         loss_scale: scale,
         verify: config.verify,
+        groups,
     })
 }
 
@@ -201,7 +204,8 @@ mod tests {
             dynamic(DynamicLossScaleConfig::new().with_growth_interval(100)),
             expected
         );
-        let options = of_engine(&OffloadConfig::new(), SimdLevel::Scalar, Precision::F16).unwrap();
+        let options =
+            of_engine(&OffloadConfig::new(), SimdLevel::Scalar, Precision::F16, 1).unwrap();
         assert!(matches!(
             options.loss_scale,
             LossScale::Dynamic {
@@ -219,7 +223,7 @@ mod tests {
     #[test]
     fn only_f16_scales_by_default() {
         let scale = |precision, config: OffloadConfig| {
-            let options = of_engine(&config, SimdLevel::Scalar, precision).unwrap();
+            let options = of_engine(&config, SimdLevel::Scalar, precision, 1).unwrap();
             options.loss_scale
         };
         for precision in [Precision::F32, Precision::Bf16] {

@@ -1,9 +1,9 @@
 //! Does an offloaded model train as Burn's own optimizer trains it?
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::ModuleOptimizer;
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
-use burn_zero_offload::{OffloadConfig, WithOffload};
+use burn_zero_offload::{DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, WithOffload};
 
 use crate::args::Setting;
 use crate::device::Backend;
@@ -106,6 +106,7 @@ pub fn check(setting: &Setting) -> Vec<Row> {
             "half precision: the loss stays finite and falls",
             reason,
         ));
+        rows.push(Row::skip(SCALED, reason));
         return rows;
     }
     let (model, optimizer, offload) = offloaded(None);
@@ -121,7 +122,45 @@ pub fn check(setting: &Setting) -> Vec<Row> {
         "nats",
         falls,
     ));
+    rows.push(scaled(first, &tokens, steps));
     rows
+}
+
+const SCALED: &str = "F16, scaled and clipped, every step verified against the scalar loop and read back: \
+                      an overflow changes no weight, and the loss falls";
+
+/// Mixed precision with everything on, and one step in the middle that overflows.
+fn scaled(model: Gpt, tokens: &Tokens, steps: usize) -> Row {
+    let scale = LossScaleConfig::Dynamic(DynamicLossScaleConfig::new().with_initial(1024.0));
+    let config = OffloadConfig::new()
+        .with_dtype(Some(FloatDType::F16))
+        .with_loss_scale(Some(scale))
+        .with_max_grad_norm(Some(1.0))
+        .with_verify(true);
+    let made = adamw().with_offload(config).init(model);
+    let (mut model, offload) = made.expect("a GPT can be offloaded");
+    let mut optimizer = offload.optimizer();
+    let (mut losses, mut untouched) = (Vec::new(), false);
+    for number in 0..steps + 1 {
+        let overflows = number == steps / 2;
+        let before = overflows.then(|| weights(&model));
+        let loss = tokens.loss(&model);
+        let factor = if overflows { f32::INFINITY } else { 1.0 };
+        let scaled = offload.scale(loss.clone() * factor);
+        let grads = GradientsParams::from_grads(scaled.backward(), &model);
+        model = optimizer.step(3.0 * LR, model, grads);
+        match before {
+            Some(before) => {
+                untouched = offload.report().overflow().is_some() && weights(&model) == before;
+            }
+            None => losses.push(loss.inner().into_scalar::<f32>()),
+        }
+    }
+    let (from, to) = (losses[0], losses[losses.len() - 1]);
+    let falls = losses.iter().all(|loss| loss.is_finite()) && to < from;
+    let skips = offload.report().skips;
+    let value = format!("{from:.4} to {to:.4}, {skips} skipped");
+    Row::check(SCALED, value, "nats", falls && untouched)
 }
 
 /// The largest of `|a - b| / (1 + |b|)`; infinite where one is not a number.
