@@ -166,13 +166,20 @@ fn learning_rate(round: usize) -> f64 {
 }
 
 /// What a run ends with: masters, state and time of every parameter, and the scales on the way.
-#[derive(PartialEq, Debug)]
 struct End {
-    parameters: Vec<(&'static str, Vec<u32>, Vec<Vec<u32>>, u64)>,
+    parameters: Vec<Ending>,
     scales: Vec<f32>,
     skipped: Vec<usize>,
     /// Rounds whose gradients were clipped.
     clipped: Vec<usize>,
+}
+
+/// A parameter at the end, in bits.
+struct Ending {
+    name: &'static str,
+    master: Vec<u32>,
+    state: Vec<Vec<u32>>,
+    time: u64,
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -237,7 +244,12 @@ fn plain_loop(dtype: FloatDType, device: &Device) -> End {
         .map(|(name, parameter)| {
             let state = parameter.state();
             let state = state.iter().map(|(_, values)| bits(values)).collect();
-            (name, bits(parameter.master()), state, parameter.time())
+            Ending {
+                name,
+                master: bits(parameter.master()),
+                state,
+                time: parameter.time(),
+            }
         });
     End {
         parameters: parameters.collect(),
@@ -307,12 +319,12 @@ fn offloaded(dtype: FloatDType, threads: usize, device: &Device) -> End {
             let state = state
                 .iter()
                 .map(|(leaf, _)| bits(&optimizer_values(&optimizer, name, leaf)));
-            (
+            Ending {
                 name,
-                bits(master),
-                state.collect(),
-                optimizer_time(&optimizer, name),
-            )
+                master: bits(master),
+                state: state.collect(),
+                time: optimizer_time(&optimizer, name),
+            }
         });
     End {
         parameters: parameters.collect(),
@@ -328,10 +340,14 @@ fn assert_same(got: &End, expected: &End) {
     assert_eq!(got.scales, expected.scales);
     assert_eq!(got.clipped, expected.clipped);
     for (got, expected) in got.parameters.iter().zip(&expected.parameters) {
-        assert_eq!(got.0, expected.0);
-        assert_eq!(got.3, expected.3, "time of {}", got.0);
-        assert!(got.1 == expected.1, "master weights of {}", got.0);
-        assert!(got.2 == expected.2, "state of {}", got.0);
+        assert_eq!(got.name, expected.name);
+        assert_eq!(got.time, expected.time, "time of {}", got.name);
+        assert!(
+            got.master == expected.master,
+            "master weights of {}",
+            got.name
+        );
+        assert!(got.state == expected.state, "state of {}", got.name);
     }
 }
 

@@ -190,6 +190,7 @@ fn gradients_past_the_taps_are_added_and_judged() {
             text.contains("1 of its values are not finite") && text.contains("`Offload::collect`"),
             "{text}"
         );
+        assert_eq!(offload.memory().host_gradients, 0);
 
         let (model, offload, mut optimizer) = sgd();
         let held = weights(&model);

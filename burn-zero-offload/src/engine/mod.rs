@@ -123,7 +123,7 @@ impl Engine {
             layout.path
         );
         let past_the_taps = self.full_size(slot, gradient);
-        let Decision::Apply(factor) = or_panic(self.decide(slot, past_the_taps)) else {
+        let Decision::Apply(factor) = self.or_abandon(self.decide(slot, past_the_taps)) else {
             return weights;
         };
         let Some(collected) = self.gradients.take(slot) else {
@@ -133,7 +133,7 @@ impl Engine {
         let started = Instant::now();
         let mut held = held.lock();
         let Held { state, on_device } = &mut *held;
-        if let Some(values) = or_panic(foreign(layout, state, on_device, &weights)) {
+        if let Some(values) = self.or_abandon(foreign(layout, state, on_device, &weights)) {
             state.arena.master.copy_from_slice(&values);
         }
         let target = Target::of(&weights);
@@ -174,24 +174,34 @@ impl Engine {
         // The masters have changed: whatever the model holds from here on, it is not their image
         // unless this upload is.
         *on_device = None;
-        let (updated, sent) = or_panic(sent.map_err(|reason| OffloadError::Upload {
+        let (updated, sent) = self.or_abandon(sent.map_err(|reason| OffloadError::Upload {
             path: layout.path.clone(),
             reason,
         }));
         self.meter
             .uploaded(layout.device_bytes(), sent.transfers, sent.waited);
-        let mut verified = or_panic(verified);
+        let mut verified = self.or_abandon(verified);
         if self.verify {
             let master = &mut state.arena.master;
             self.boundaries
                 .damage(Boundary::HandedBack { slot }, master);
-            verified += or_panic(verify::weights(layout, master, &updated));
+            verified += self.or_abandon(verify::weights(layout, master, &updated));
         }
         *on_device = StorageId::of(&updated);
         self.meter.verified(verified);
         self.meter.updated(layout.group, lr, started.elapsed());
         let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         updated
+    }
+
+    /// Ends a walk that cannot go on: gradients of the parameters it has not met must not turn up in the
+    /// next round.
+    #[track_caller]
+    fn or_abandon<T>(&self, result: Result<T, OffloadError>) -> T {
+        if result.is_err() {
+            self.gradients.clear_sealed();
+        }
+        or_panic(result)
     }
 
     /// A gradient that came through Burn's containers, if it is more than a placeholder.

@@ -102,7 +102,7 @@ fn a_lost_tile_is_an_error_of_the_step_and_older_clones_are_intact() {
     let expected = train(&device, config(), None);
     for fault in [Fault::Error, Fault::Panic] {
         let (hook, armed) = faulty(fault, |b| matches!(b, Boundary::Sent { tile: 5, .. }));
-        let (mut net, _offload, mut optimizer) = offloaded(&device, config(), Some(hook));
+        let (mut net, offload, mut optimizer) = offloaded(&device, config(), Some(hook));
         let grads = backward(&net, 0);
         net = optimizer.step(1e-2, net, grads);
         let before = net.clone();
@@ -116,6 +116,11 @@ fn a_lost_tile_is_an_error_of_the_step_and_older_clones_are_intact() {
             "{text}"
         );
         assert_eq!(before.bits(), expected[0]);
+        assert_eq!(
+            offload.memory().host_gradients,
+            0,
+            "nothing is left for the next round"
+        );
 
         armed.store(false, Ordering::SeqCst);
         let grads = backward(&before, 1);

@@ -82,6 +82,10 @@ pub struct Overrides {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_decay: Option<f32>,
+    /// Largest norm of the gradients of all parameters together; 0 for no limit
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_grad_norm: Option<f32>,
     /// Seed of the weights, of the data order and of the sample
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,6 +202,7 @@ mod tests {
             (["--layers", "0"], "layers must be at least 1"),
             (["--warmup", "500"], "warmup must be shorter"),
             (["--lr", "0"], "lr must be greater than 0"),
+            (["--max-grad-norm", "NaN"], "max_grad_norm must be a number"),
             (["--weight-decay", "1e30"], "weight_decay"),
         ] {
             let error = config(&args).unwrap_err().to_string();

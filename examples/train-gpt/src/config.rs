@@ -47,6 +47,10 @@ pub struct TrainConfig {
     /// Decoupled weight decay of the matrices; embeddings and norms have none.
     #[config(default = 0.1)]
     pub weight_decay: f32,
+    /// Largest norm of the gradients of all parameters together; 0 for no limit. Without offload there
+    /// is none: Burn clips each parameter on its own.
+    #[config(default = 1.0)]
+    pub max_grad_norm: f32,
     /// Seed of the initial weights, of the order of the data and of the sample.
     #[config(default = 42)]
     pub seed: u64,
@@ -137,6 +141,11 @@ impl TrainConfig {
             (0.0..=1.0).contains(&self.weight_decay),
             "weight_decay must be between 0 and 1, and is {}",
             self.weight_decay
+        );
+        ensure!(
+            self.max_grad_norm >= 0.0 && self.max_grad_norm.is_finite(),
+            "max_grad_norm must be a number of at least 0, and is {}",
+            self.max_grad_norm
         );
         ensure!(
             self.offload || matches!(self.dtype, Precision::Auto | Precision::F32),

@@ -41,8 +41,12 @@ pub fn optimizer(
         return Ok((model, optim, None));
     }
 
+    let limit = config.max_grad_norm;
+    let offload = OffloadConfig::new()
+        .with_dtype(config.dtype.float_dtype())
+        .with_max_grad_norm((limit > 0.0).then_some(limit));
     let (model, offload) = decayed
-        .with_offload(OffloadConfig::new().with_dtype(config.dtype.float_dtype()))
+        .with_offload(offload)
         .with_group(undecayed_group, undecayed)
         .init(model)?;
     Ok((model, offload.optimizer(), Some(offload)))
