@@ -27,6 +27,10 @@ use parking_lot::Mutex;
 /// Also bounds the number of rungs kept, one graph node and an empty tensor each.
 const MAX_DEPTH: u64 = 1 << 16;
 
+/// Nodes that count between two taps. A forward pass uses its next weight long before it has recorded so
+/// many; what is more was recorded by other threads, while this one waited for its turn.
+const MAX_STEP: u64 = 1 << 10;
+
 /// Rungs live on Flex whatever backend the model runs on: only their place in the graph matters,
 /// and an empty Flex tensor takes no device memory.
 type Rung = FloatTensor<Autodiff<Flex>>;
@@ -79,10 +83,12 @@ fn climb(rung: Rung) -> Rung {
     }
 }
 
-/// Where a thread's current forward pass through a sink's taps began.
+/// Where a thread's current forward pass through a sink's taps stands.
 struct Forward {
-    /// Value of the node counter at the first tap.
-    start: u64,
+    /// Depth of its last tap: at least the number of nodes it had recorded then.
+    depth: u64,
+    /// Value of the node counter after that tap.
+    counted: u64,
     /// A tap of this forward has fired: the next one begins a new forward.
     fired: bool,
     /// Shared with the taps of this forward. When none is left, the graph is gone.
@@ -111,17 +117,24 @@ pub(super) fn next_step(sink: u64) -> Step {
     FORWARDS.with_borrow_mut(|forwards| {
         forwards.retain(|id, forward| *id == sink || Arc::strong_count(&forward.taps) > 1);
         let begin = || Forward {
-            start: now,
+            depth: 0,
+            counted: now,
             fired: false,
             taps: Arc::new(()),
         };
         let forward = forwards.entry(sink).or_insert_with(begin);
         let abandoned = Arc::strong_count(&forward.taps) == 1;
-        if forward.fired || abandoned || now - forward.start > MAX_DEPTH {
+        let depth = forward.depth + (now - forward.counted).min(MAX_STEP);
+        if forward.fired || abandoned || depth > MAX_DEPTH {
             *forward = begin();
+        } else {
+            forward.depth = depth;
         }
+        let rung = rung(forward.depth);
+        // A rung that had to be built is made of nodes, too. They are not part of the pass.
+        forward.counted = burn_autodiff::NodeId::new().value;
         Step {
-            rung: rung(now - forward.start),
+            rung,
             alive: forward.taps.clone(),
         }
     })
@@ -140,40 +153,68 @@ pub(super) fn fired(sink: u64) {
 mod tests {
     use super::*;
 
-    fn start(sink: u64) -> Option<u64> {
-        FORWARDS.with_borrow(|forwards| forwards.get(&sink).map(|forward| forward.start))
+    fn depth(sink: u64) -> Option<u64> {
+        FORWARDS.with_borrow(|forwards| forwards.get(&sink).map(|forward| forward.depth))
     }
 
     #[test]
     fn a_forward_begins_after_a_fired_tap_and_not_before() {
         let first = next_step(1001);
-        let began = start(1001);
+        assert_eq!(depth(1001), Some(0));
         let second = next_step(1001);
-        assert_eq!(start(1001), began);
+        assert!(depth(1001) > Some(0));
         fired(1001);
         let third = next_step(1001);
-        assert!(start(1001) > began);
+        assert_eq!(depth(1001), Some(0));
         drop((first, second, third));
     }
 
     #[test]
     fn an_abandoned_forward_ends_with_its_last_tap() {
-        let tap = next_step(1002);
-        let began = start(1002);
-        drop(tap);
+        let taps = [next_step(1002), next_step(1002)];
+        assert!(depth(1002) > Some(0));
+        drop(taps);
         let _next = next_step(1002);
-        assert!(start(1002) > began);
+        assert_eq!(depth(1002), Some(0));
     }
 
     #[test]
     fn sinks_and_threads_do_not_end_each_others_forward() {
-        let _tap = next_step(1003);
-        let began = start(1003);
+        let _taps = [next_step(1003), next_step(1003)];
         fired(1004);
         let _other = next_step(1004);
         std::thread::spawn(|| fired(1003)).join().unwrap();
         let _next = next_step(1003);
-        assert_eq!(start(1003), began);
+        assert!(depth(1003) > Some(1));
+    }
+
+    /// However many nodes another thread records meanwhile, this forward goes on, and there is room for
+    /// the rest of it.
+    #[test]
+    fn another_threads_nodes_do_not_use_up_the_ladder() {
+        let _first = next_step(1005);
+        let many = || (0..2 * MAX_DEPTH).for_each(|_| drop(burn_autodiff::NodeId::new()));
+        std::thread::spawn(many).join().unwrap();
+        let _second = next_step(1005);
+        assert_eq!(depth(1005), Some(MAX_STEP));
+        let _third = next_step(1005);
+        assert!(depth(1005) > Some(MAX_STEP));
+    }
+
+    /// The first forward of a process builds the rungs it stands on.
+    #[test]
+    fn building_rungs_does_not_deepen_the_next_tap() {
+        let mut taps = vec![next_step(1006)];
+        let mut steps = vec![];
+        for _ in 0..50 {
+            (0..100).for_each(|_| drop(burn_autodiff::NodeId::new()));
+            taps.push(next_step(1006));
+            let before = depth(1006).unwrap();
+            taps.push(next_step(1006));
+            steps.push(depth(1006).unwrap().saturating_sub(before));
+        }
+        // Other tests record nodes at times; a rung that was counted would be there every time.
+        assert!(steps.iter().any(|step| (1..50).contains(step)), "{steps:?}");
     }
 
     #[test]
