@@ -157,6 +157,12 @@ mod tests {
         FORWARDS.with_borrow(|forwards| forwards.get(&sink).map(|forward| forward.depth))
     }
 
+    fn record(nodes: u64) {
+        for _ in 0..nodes {
+            burn_autodiff::NodeId::new();
+        }
+    }
+
     #[test]
     fn a_forward_begins_after_a_fired_tap_and_not_before() {
         let first = next_step(1001);
@@ -193,8 +199,7 @@ mod tests {
     #[test]
     fn another_threads_nodes_do_not_use_up_the_ladder() {
         let _first = next_step(1005);
-        let many = || (0..2 * MAX_DEPTH).for_each(|_| drop(burn_autodiff::NodeId::new()));
-        std::thread::spawn(many).join().unwrap();
+        std::thread::spawn(|| record(2 * MAX_DEPTH)).join().unwrap();
         let _second = next_step(1005);
         assert_eq!(depth(1005), Some(MAX_STEP));
         let _third = next_step(1005);
@@ -207,7 +212,7 @@ mod tests {
         let mut taps = vec![next_step(1006)];
         let mut steps = vec![];
         for _ in 0..50 {
-            (0..100).for_each(|_| drop(burn_autodiff::NodeId::new()));
+            record(100);
             taps.push(next_step(1006));
             let before = depth(1006).unwrap();
             taps.push(next_step(1006));
