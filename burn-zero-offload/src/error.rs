@@ -226,3 +226,22 @@ pub enum OffloadError {
         reason: String,
     },
 }
+
+impl OffloadError {
+    /// [`OutOfRange`](Self::OutOfRange) unless the value of an option `holds`.
+    pub(crate) fn unless(
+        holds: bool,
+        name: &'static str,
+        value: impl ToString,
+        expected: &'static str,
+    ) -> Result<(), Self> {
+        match holds {
+            true => Ok(()),
+            false => Err(Self::OutOfRange {
+                name,
+                value: value.to_string(),
+                expected,
+            }),
+        }
+    }
+}

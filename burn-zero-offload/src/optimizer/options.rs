@@ -13,11 +13,11 @@ pub(super) fn check(config: &OffloadConfig) -> Result<(), OffloadError> {
         ("upload_tile", config.upload_tile),
         ("micro_batches", config.micro_batches),
     ] {
-        expect(value != Some(0), name, 0, "at least 1, or left out")?;
+        OffloadError::unless(value != Some(0), name, 0, "at least 1, or left out")?;
     }
     if let Some(limit) = config.max_grad_norm {
         let holds = limit > 0.0 && limit.is_finite();
-        expect(
+        OffloadError::unless(
             holds,
             "max_grad_norm",
             limit,
@@ -81,36 +81,46 @@ fn loss_scale(config: &LossScaleConfig) -> Result<LossScale, OffloadError> {
         maximum,
     } = *config;
     for (name, value) in [
-        ("initial", initial),
-        ("growth_factor", growth_factor),
-        ("backoff_factor", backoff_factor),
-        ("minimum", minimum),
-        ("maximum", maximum),
+        ("loss_scale.initial", initial),
+        ("loss_scale.growth_factor", growth_factor),
+        ("loss_scale.backoff_factor", backoff_factor),
+        ("loss_scale.minimum", minimum),
+        ("loss_scale.maximum", maximum),
     ] {
         power_of_two(name, value)?;
     }
     let at_least_one = "at least 1";
-    expect(
+    OffloadError::unless(
         growth_factor >= 1.0,
-        "growth_factor",
+        "loss_scale.growth_factor",
         growth_factor,
         at_least_one,
     )?;
-    expect(
+    OffloadError::unless(
         backoff_factor < 1.0,
-        "backoff_factor",
+        "loss_scale.backoff_factor",
         backoff_factor,
         "below 1",
     )?;
-    expect(
+    OffloadError::unless(
         growth_interval > 0,
-        "growth_interval",
+        "loss_scale.growth_interval",
         growth_interval,
         at_least_one,
     )?;
-    expect(hysteresis > 0, "hysteresis", hysteresis, at_least_one)?;
+    OffloadError::unless(
+        hysteresis > 0,
+        "loss_scale.hysteresis",
+        hysteresis,
+        at_least_one,
+    )?;
     let holds = (minimum..=maximum).contains(&initial);
-    expect(holds, "initial", initial, "between `minimum` and `maximum`")?;
+    OffloadError::unless(
+        holds,
+        "loss_scale.initial",
+        initial,
+        "between `minimum` and `maximum`",
+    )?;
     Ok(LossScale::Dynamic {
         initial,
         growth_factor,
@@ -127,23 +137,7 @@ fn power_of_two(name: &'static str, value: f32) -> Result<f32, OffloadError> {
     const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
     let range = 2f32.powi(-60)..=2f32.powi(60);
     let holds = range.contains(&value) && value.to_bits() & MANTISSA == 0;
-    expect(holds, name, value, "a power of two from 2^-60 to 2^60").map(|()| value)
-}
-
-fn expect(
-    holds: bool,
-    name: &'static str,
-    value: impl ToString,
-    expected: &'static str,
-) -> Result<(), OffloadError> {
-    match holds {
-        true => Ok(()),
-        false => Err(OffloadError::OutOfRange {
-            name,
-            value: value.to_string(),
-            expected,
-        }),
-    }
+    OffloadError::unless(holds, name, value, "a power of two from 2^-60 to 2^60").map(|()| value)
 }
 
 #[cfg(test)]
@@ -176,12 +170,21 @@ mod tests {
         }
         let dynamic = DynamicLossScaleConfig::new;
         for (config, name) in [
-            (dynamic().with_initial(1000.0), "initial"),
-            (dynamic().with_initial(0.5), "initial"),
-            (dynamic().with_growth_factor(0.5), "growth_factor"),
-            (dynamic().with_backoff_factor(1.0), "backoff_factor"),
-            (dynamic().with_growth_interval(0), "growth_interval"),
-            (dynamic().with_hysteresis(0), "hysteresis"),
+            (dynamic().with_initial(1000.0), "loss_scale.initial"),
+            (dynamic().with_initial(0.5), "loss_scale.initial"),
+            (
+                dynamic().with_growth_factor(0.5),
+                "loss_scale.growth_factor",
+            ),
+            (
+                dynamic().with_backoff_factor(1.0),
+                "loss_scale.backoff_factor",
+            ),
+            (
+                dynamic().with_growth_interval(0),
+                "loss_scale.growth_interval",
+            ),
+            (dynamic().with_hysteresis(0), "loss_scale.hysteresis"),
         ] {
             assert_eq!(scale(LossScaleConfig::Dynamic(config)), name);
         }

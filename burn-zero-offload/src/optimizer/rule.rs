@@ -87,36 +87,20 @@ fn fields<T: DeserializeOwned>(config: &impl serde::Serialize) -> Result<T, Offl
         })
 }
 
-fn expect(
-    holds: bool,
-    name: &'static str,
-    value: impl ToString,
-    expected: &'static str,
-) -> Result<(), OffloadError> {
-    match holds {
-        true => Ok(()),
-        false => Err(OffloadError::OutOfRange {
-            name,
-            value: value.to_string(),
-            expected,
-        }),
-    }
-}
-
 /// A decay rate of a running mean.
 fn rate(name: &'static str, value: f32) -> Result<f32, OffloadError> {
     let holds = (0.0..1.0).contains(&value);
-    expect(holds, name, value, "at least 0 and below 1").map(|()| value)
+    OffloadError::unless(holds, name, value, "at least 0 and below 1").map(|()| value)
 }
 
 fn not_negative(name: &'static str, value: f32) -> Result<f32, OffloadError> {
     let holds = value >= 0.0 && value.is_finite();
-    expect(holds, name, value, "finite and at least 0").map(|()| value)
+    OffloadError::unless(holds, name, value, "finite and at least 0").map(|()| value)
 }
 
 fn decay(value: f32) -> Result<f32, OffloadError> {
     let holds = value.is_finite();
-    expect(holds, "weight_decay", value, "a finite number").map(|()| value)
+    OffloadError::unless(holds, "weight_decay", value, "a finite number").map(|()| value)
 }
 
 fn penalty(config: Option<WeightDecayConfig>) -> Result<f32, OffloadError> {
@@ -131,7 +115,7 @@ fn clip(config: Option<GradientClippingConfig>) -> Result<Option<GradientClip>, 
         GradientClippingConfig::Value(value) => (value, GradientClip::Value(value)),
         GradientClippingConfig::Norm(norm) => (norm, GradientClip::Norm(norm)),
     };
-    expect(limit > 0.0, "grad_clipping", limit, "above 0").map(|()| Some(clip))
+    OffloadError::unless(limit > 0.0, "grad_clipping", limit, "above 0").map(|()| Some(clip))
 }
 
 fn adam_or_amsgrad(adam: Adam, amsgrad: bool) -> HostRule {
@@ -177,7 +161,7 @@ pub(super) fn sgd(config: &SgdConfig) -> Result<HostRule, OffloadError> {
         None => HostRule::new(Sgd { penalty }),
         Some(config) => {
             let dampening = config.dampening;
-            expect(
+            OffloadError::unless(
                 dampening.is_finite(),
                 "dampening",
                 dampening,
@@ -207,7 +191,7 @@ pub(super) fn lion(config: &LionConfig) -> Result<HostRule, OffloadError> {
 pub(super) fn adagrad(config: &AdaGradConfig) -> Result<HostRule, OffloadError> {
     let f: AdaGradFields = fields(config)?;
     let holds = f.lr_decay >= 0.0 && f.lr_decay.is_finite();
-    expect(holds, "lr_decay", f.lr_decay, "finite and at least 0")?;
+    OffloadError::unless(holds, "lr_decay", f.lr_decay, "finite and at least 0")?;
     let rule = HostRule::new(AdaGrad {
         lr_decay: f.lr_decay,
         epsilon: not_negative("epsilon", f.epsilon)?,
