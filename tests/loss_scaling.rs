@@ -2,6 +2,7 @@
 
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::Module;
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, FloatDType};
 use burn_zero_offload::{
@@ -150,6 +151,40 @@ fn a_record_restores_the_scale_and_its_history() {
         }
         assert_eq!(read(&other_model.a.val()), read(&model.a.val()));
     }
+}
+
+/// A record of a run that has only skipped so far: no state, but the scale; Burn can load it, too.
+#[test]
+fn a_record_from_before_the_first_update_carries_the_scale() {
+    let device = Device::flex().autodiff();
+    let momentum =
+        || SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_dampening(0.5)));
+    let offloaded = || {
+        let config = scaled(FloatDType::F32, dynamic(4.0));
+        let model = Vectors::new(0.0, [1, 1], &device);
+        let (model, offload) = momentum().with_offload(config).init(model).unwrap();
+        let optimizer = offload.optimizer();
+        (model, offload, optimizer)
+    };
+    let (model, offload, mut optimizer) = offloaded();
+    scaled_step(&mut optimizer, &offload, model, f32::NAN);
+    let record = || optimizer.into_bytes().unwrap();
+
+    let (model, other, fresh) = offloaded();
+    let mut resumed = fresh.from_bytes(record()).unwrap();
+    assert_eq!((other.loss_scale(), other.report().skips), (2.0, 1));
+    let model = scaled_step(&mut resumed, &other, model, 1.0);
+    assert_eq!(
+        read(&model.a.val()),
+        [-1.0],
+        "the first gradient is not dampened"
+    );
+
+    let plain = Vectors::new(0.0, [1, 1], &device);
+    let mut burns = momentum().init().from_bytes(record()).unwrap();
+    let loss = plain.loss(&[1.0], &[1.0]);
+    let plain = step(&mut burns, 1.0, plain, loss);
+    assert_eq!(read(&plain.a.val()), [-1.0]);
 }
 
 /// acceptance.md, loss scaling 42: a skipped step does not count as an update; a schedule goes on as its

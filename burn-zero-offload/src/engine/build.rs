@@ -36,6 +36,9 @@ pub(crate) struct EngineOptions {
     pub(crate) groups: usize,
 }
 
+/// Bytes of a gradient from which on it is worth to call other threads.
+const LARGE: usize = 256 << 10;
+
 /// Bytes that may be in flight at least: a few packs of small gradients.
 const IN_FLIGHT: usize = 4 << 20;
 
@@ -81,7 +84,8 @@ impl Engine {
             ..Default::default()
         }));
         let gradients = Arc::new(GradientStore::new(slots.len(), options.simd));
-        let deliver = Box::new(deliver(&slots, &gradients, &meter, &boundaries));
+        let pool = Arc::new(pool);
+        let deliver = Box::new(deliver(&slots, &gradients, &pool, &meter, &boundaries));
         let downloader =
             Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
                 .map_err(|error| threads(error.to_string()))?;
@@ -107,11 +111,13 @@ impl Engine {
 fn deliver(
     slots: &[Slot],
     gradients: &Arc<GradientStore>,
+    pool: &Arc<rayon::ThreadPool>,
     meter: &Arc<Meter>,
     boundaries: &Boundaries,
 ) -> impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + use<> {
     let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
-    let (gradients, meter, boundaries) = (gradients.clone(), meter.clone(), boundaries.clone());
+    let (gradients, pool) = (gradients.clone(), pool.clone());
+    let (meter, boundaries) = (meter.clone(), boundaries.clone());
     move |arrived| {
         let Arrived {
             slot,
@@ -133,7 +139,13 @@ fn deliver(
             bytes,
             scale,
         };
-        gradients.add(slot, contribution, |memory| boundaries.poison(memory));
+        let store = || gradients.add(slot, contribution, |memory| boundaries.poison(memory));
+        // The threads of the step have nothing to do during backward: they help with the norm.
+        if got > LARGE {
+            pool.install(store);
+        } else {
+            store();
+        }
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Engine {
     gradients: Arc<GradientStore>,
     downloader: Downloader,
     uploader: Uploader,
-    pool: rayon::ThreadPool,
+    pool: Arc<rayon::ThreadPool>,
     step: TileStep,
     verify: bool,
     round: Mutex<Round>,

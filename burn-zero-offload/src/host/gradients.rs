@@ -202,12 +202,29 @@ impl GradientStore {
         contribution: Contribution<'_>,
         prepare: impl FnOnce(&mut [u8]),
     ) {
+        self.add_to(&mut self.slots[slot].lock(), contribution, prepare);
+    }
+
+    /// Adds a contribution to a round that is sealed already.
+    pub(crate) fn add_sealed(&self, slot: usize, contribution: Contribution<'_>) {
+        let mut place = self.slots[slot].lock();
+        let next_round = place.collected.take();
+        place.collected = place.sealed.take();
+        self.add_to(&mut place, contribution, |_| ());
+        place.sealed = std::mem::replace(&mut place.collected, next_round);
+    }
+
+    fn add_to(
+        &self,
+        place: &mut Place,
+        contribution: Contribution<'_>,
+        prepare: impl FnOnce(&mut [u8]),
+    ) {
         let Contribution {
             precision,
             bytes,
             scale,
         } = contribution;
-        let mut place = self.slots[slot].lock();
         let gradient = match place.collected.take() {
             None => {
                 let mut begun = place.begin(precision, bytes.len());
@@ -234,18 +251,6 @@ impl GradientStore {
             }
         };
         place.collected = Some(self.collected(gradient, scale));
-    }
-
-    /// Adds a contribution to a round that is sealed already.
-    pub(crate) fn add_sealed(&self, slot: usize, contribution: Contribution<'_>) {
-        let hidden = {
-            let mut place = self.slots[slot].lock();
-            let sealed = place.sealed.take();
-            std::mem::replace(&mut place.collected, sealed)
-        };
-        self.add(slot, contribution, |_| ());
-        let mut place = self.slots[slot].lock();
-        place.sealed = std::mem::replace(&mut place.collected, hidden);
     }
 
     /// Closes the round. Gradients that an earlier round left untaken are part of this one; returns

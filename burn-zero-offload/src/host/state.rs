@@ -44,10 +44,15 @@ impl SlotState {
 
     /// Replaces the state of the rule; the master weights stay.
     ///
-    /// What is missing is completed as `rule` knows how. A record without an update count has seen at
-    /// least one update. Returns `false`, with nothing changed, if something does not fit.
+    /// What is missing is completed as `rule` knows how; nothing is needed where there was no update. A
+    /// record without an update count has seen at least one. Returns `false`, with nothing changed, if
+    /// something does not fit.
     pub(crate) fn restore(&mut self, rule: &HostRule, saved: SavedState) -> bool {
         let SavedState { time, state } = saved;
+        if time == Some(0) {
+            self.reset();
+            return true;
+        }
         let len = self.arena.master.len();
         let fits = |values: &Vec<f32>| values.len() == len;
         if !state.iter().flatten().all(fits) {
@@ -119,6 +124,16 @@ mod tests {
         assert!(!state.restore(&rule, saved(Some(9), [one(2), one(3), None])));
         assert!(!state.restore(&rule, saved(Some(9), [one(2), None, one(2)])));
         assert_eq!((state.time, state.save()), (0, vec![vec![0.0; 2]; 3]));
+    }
+
+    #[test]
+    fn a_record_from_before_the_first_update_needs_no_state() {
+        let rule = HostRule::new(AmsGrad(ADAM));
+        let mut state = SlotState::new(&[1.0], 3);
+        state.time = 5;
+        state.arena.state[1].copy_from_slice(&[0.5]);
+        assert!(state.restore(&rule, saved(Some(0), [None, None, None])));
+        assert_eq!((state.time, state.save()), (0, vec![vec![0.0]; 3]));
     }
 
     #[test]

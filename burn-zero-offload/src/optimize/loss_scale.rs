@@ -21,6 +21,12 @@ pub(crate) enum LossScale {
     },
 }
 
+/// Whether `value` is a power of two that `f32` holds with its full precision.
+pub(crate) fn is_power_of_two(value: f32) -> bool {
+    const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
+    value.is_normal() && value > 0.0 && value.to_bits() & MANTISSA == 0
+}
+
 /// What a scaler remembers from round to round; records carry it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScalerState {
@@ -70,12 +76,17 @@ impl LossScaler {
         self.state
     }
 
-    /// Goes on from the state of a record. A static scale stays what its config says.
+    /// Goes on from the state of a record, within what the config allows: a static scale stays what it
+    /// is, a dynamic one between its bounds. A scale that is none leaves the scale as it is.
     pub(crate) fn restore(&mut self, state: ScalerState) {
-        self.state = state;
-        if let LossScale::Static(scale) = self.policy {
-            self.state.scale = scale;
-        }
+        let scale = match self.policy {
+            LossScale::Static(scale) => scale,
+            LossScale::Dynamic {
+                minimum, maximum, ..
+            } if is_power_of_two(state.scale) => state.scale.clamp(minimum, maximum),
+            LossScale::Dynamic { .. } => self.state.scale,
+        };
+        self.state = ScalerState { scale, ..state };
     }
 
     /// A round was applied. Its gradients say something about the scale only if they were `scaled`.
@@ -204,6 +215,21 @@ mod tests {
             ..scaler.state()
         });
         assert_eq!((scaler.state().scale, scaler.state().skips), (4.0, 9));
+    }
+
+    #[test]
+    fn a_restored_scale_stays_within_the_bounds_of_the_config() {
+        let restored = |scale| {
+            let mut scaler = dynamic(1);
+            let state = scaler.state();
+            scaler.restore(ScalerState { scale, ..state });
+            scaler.state().scale
+        };
+        assert_eq!([16.0, 1024.0, 0.5].map(restored), [16.0, 32.0, 2.0]);
+        assert_eq!(
+            [0.0, 3.0, -4.0, f32::NAN, f32::INFINITY].map(restored),
+            [8.0; 5]
+        );
     }
 
     /// acceptance.md, loss scaling 41: the next ten scales are identical.

@@ -18,7 +18,7 @@ mod verdict;
 
 pub use gradient::GradientView;
 pub use image::{DeviceImage, ImageMut, Precision};
-pub(crate) use loss_scale::{LossScale, LossScaler, ScalerState};
+pub(crate) use loss_scale::{LossScale, LossScaler, ScalerState, is_power_of_two};
 pub(crate) use norm::sum_of_squares;
 pub use rule::{HostRule, Rule, Update};
 pub(crate) use scaling::clip_coefficient;

@@ -93,6 +93,9 @@ impl Offload {
     /// # }
     /// ```
     ///
+    /// Under burn-train's `Learner` the model's `TrainStep` calls it: a field
+    /// `#[module(skip)] offload: Option<Offload>`, filled in after `init`, keeps the handle.
+    ///
     /// Where several models share a backward, one of their `Offload`s scales the loss for all. Do not
     /// scale a loss twice, nor add an unscaled one to it: the sum's gradients would be scaled in part.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {

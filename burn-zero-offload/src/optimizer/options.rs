@@ -3,7 +3,7 @@
 use crate::config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
 use crate::engine::{EngineOptions, RoundPolicy};
 use crate::error::OffloadError;
-use crate::optimize::{LossScale, Precision, SimdLevel};
+use crate::optimize::{LossScale, Precision, SimdLevel, is_power_of_two};
 use crate::upload::UploadOptions;
 
 /// Refuses values that cannot work, before anything is moved.
@@ -134,9 +134,8 @@ fn loss_scale(config: &LossScaleConfig) -> Result<LossScale, OffloadError> {
 
 /// Other numbers would round the gradients; far beyond these bounds `f32` sums of them would overflow.
 fn power_of_two(name: &'static str, value: f32) -> Result<f32, OffloadError> {
-    const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
     let range = 2f32.powi(-60)..=2f32.powi(60);
-    let holds = range.contains(&value) && value.to_bits() & MANTISSA == 0;
+    let holds = range.contains(&value) && is_power_of_two(value);
     OffloadError::unless(holds, name, value, "a power of two from 2^-60 to 2^60").map(|()| value)
 }
 

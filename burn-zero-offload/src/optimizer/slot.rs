@@ -72,13 +72,16 @@ impl DynOptimizer for SlotOptimizer {
         let layout = self.engine.layout(self.slot);
         debug_assert_eq!(layout.shape.num_dims(), state.rank());
         let (time, values) = self.engine.save_state(self.slot);
-        let rule = &layout.rule;
-        out.push_scalar(prefix, rule.time(), (time as usize).into());
-        let derived = rule.derived(&values);
-        let named = rule.state().iter().copied().zip(values).chain(derived);
-        for (name, values) in named {
-            let data = TensorData::new(values, layout.shape.clone());
-            out.push_tensor(prefix, name, data);
+        // Before the first update there is no state, as in Burn; every round so far was skipped.
+        if time > 0 {
+            let rule = &layout.rule;
+            out.push_scalar(prefix, rule.time(), (time as usize).into());
+            let derived = rule.derived(&values);
+            let named = rule.state().iter().copied().zip(values).chain(derived);
+            for (name, values) in named {
+                let data = TensorData::new(values, layout.shape.clone());
+                out.push_tensor(prefix, name, data);
+            }
         }
         // Burn's records are lists of parameters: what belongs to all is with each of them.
         let prefix = join_path(prefix, names::PREFIX);
