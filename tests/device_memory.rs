@@ -121,6 +121,7 @@ fn stages<M: Module>(
     mut model: M,
     mut optimizer: ModuleOptimizer,
     loss: impl Fn(&M) -> Tensor<1>,
+    offload: Option<&Offload>,
     keep_old: bool,
 ) -> Stages {
     let base = in_use(device);
@@ -131,6 +132,10 @@ fn stages<M: Module>(
         let forward = in_use(device);
         let peak = Peak::watch(device);
         let grads = GradientsParams::from_grads(loss.backward(), &model);
+        // Gradients in flight are part of backward, also the last ones, which `step` would wait for.
+        if let Some(offload) = offload {
+            offload.flush().unwrap();
+        }
         let backward = peak.end(device);
         let peak = Peak::watch(device);
         // What burn-train's `Learner` does.
@@ -179,7 +184,14 @@ fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
     let before = in_use(&device);
 
     let (model, offload) = large(&device);
-    let lean = stages(&device, model, offload.optimizer(), loss, false);
+    let lean = stages(
+        &device,
+        model,
+        offload.optimizer(),
+        loss,
+        Some(&offload),
+        false,
+    );
     let report = offload.report();
     let moved = (report.bytes_down, report.bytes_up);
     assert_eq!(moved, (2 * PARAMETERS, 2 * PARAMETERS));
@@ -187,19 +199,33 @@ fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
     drop(offload);
 
     let (model, offload) = large(&device);
-    let learner = stages(&device, model, offload.optimizer(), loss, true);
+    let learner = stages(
+        &device,
+        model,
+        offload.optimizer(),
+        loss,
+        Some(&offload),
+        true,
+    );
     drop(offload);
 
     let (model, offload) = large(&device);
     let shared_loss = |model: &InPlace<Stack>| model.with(loss);
     let model = InPlace::new(model);
-    let in_place = stages(&device, model, offload.optimizer(), shared_loss, true);
+    let in_place = stages(
+        &device,
+        model,
+        offload.optimizer(),
+        shared_loss,
+        Some(&offload),
+        true,
+    );
     drop(offload);
 
     let adamw = AdamWConfig::new().init();
     let f32_loss = |model: &Stack| model.loss(input.clone().cast(FloatDType::F32));
     let model = Stack::new(LAYERS, WIDTH, &device);
-    let plain = stages(&device, model, adamw, f32_loss, false);
+    let plain = stages(&device, model, adamw, f32_loss, None, false);
 
     let each = |bytes: u64| (bytes - before) as f64 / PARAMETERS as f64;
     println!("| bytes per parameter | between steps | backward | step |");

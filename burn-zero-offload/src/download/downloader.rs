@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::budget::{Room, Ticket};
 use super::parcel::{Member, Parcel};
-use super::reader::{Deliver, DownloadFailure, Progress};
+use super::reader::{Delivery, DownloadFailure, Progress};
 use super::{Budget, Reader};
 use crate::boundary::{Boundaries, Boundary};
 use crate::capture::DeviceGradient;
@@ -65,16 +65,16 @@ enum Source {
 }
 
 impl Downloader {
-    /// A downloader that keeps at most `limit` bytes in flight, at least `largest`, and hands what
-    /// arrives to `deliver`.
+    /// A downloader that keeps at most `limit` bytes in flight, at least `largest`, and gives what
+    /// arrives to `delivery`.
     pub(crate) fn start(
         limit: usize,
         largest: usize,
-        deliver: Box<Deliver>,
+        delivery: Delivery,
         meter: Arc<Meter>,
         boundaries: Boundaries,
     ) -> std::io::Result<Self> {
-        let progress = Arc::new(Progress::new(deliver, meter, boundaries));
+        let progress = Arc::new(Progress::new(delivery, meter, boundaries));
         let spare = Some(Reader::start(progress.clone())?);
         Ok(Self {
             budget: Budget::new(limit, largest),

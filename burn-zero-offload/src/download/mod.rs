@@ -14,6 +14,7 @@ mod reader;
 
 pub(crate) use downloader::{Downloader, Handover};
 pub(crate) use parcel::Arrived;
+pub(crate) use reader::Delivery;
 
 use budget::Budget;
 use reader::Reader;

@@ -13,8 +13,16 @@ use crate::boundary::{Boundaries, Boundary};
 use crate::panics;
 use crate::report::Meter;
 
-/// What to do with a gradient that has arrived. An error says what is wrong with it.
-pub(crate) type Deliver = dyn Fn(Arrived<'_>) -> Result<(), String> + Send + Sync;
+/// Copies a gradient. An error says what is wrong with it.
+type Store = dyn Fn(Arrived<'_>) -> Result<(), String> + Send + Sync;
+
+/// What to do with a gradient that has arrived.
+pub(crate) struct Delivery {
+    /// Copies it.
+    pub(crate) store: Box<Store>,
+    /// Works on the copy in this slot, when the memory of the gradient has been given back.
+    pub(crate) settle: Box<dyn Fn(usize) + Send + Sync>,
+}
 
 /// Why a gradient did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +37,7 @@ pub(crate) struct DownloadFailure {
 pub(super) struct Progress {
     state: Mutex<State>,
     done: Condvar,
-    pub(super) deliver: Box<Deliver>,
+    pub(super) delivery: Delivery,
     pub(super) meter: Arc<Meter>,
     pub(super) boundaries: Boundaries,
 }
@@ -43,11 +51,11 @@ struct State {
 }
 
 impl Progress {
-    pub(super) fn new(deliver: Box<Deliver>, meter: Arc<Meter>, boundaries: Boundaries) -> Self {
+    pub(super) fn new(delivery: Delivery, meter: Arc<Meter>, boundaries: Boundaries) -> Self {
         Self {
             state: Mutex::default(),
             done: Condvar::new(),
-            deliver,
+            delivery,
             meter,
             boundaries,
         }
@@ -136,12 +144,21 @@ fn run(queue: Receiver<(Parcel, Room)>, progress: &Progress) {
             progress.boundaries.pass(Boundary::Read { slot })?;
             parcel.open(
                 || progress.boundaries.pass(Boundary::Landed { slot }),
-                |arrived| (progress.deliver)(arrived),
+                |arrived| (progress.delivery.store)(arrived),
             )
         }));
         // The parcel and its device memory are gone by now; only then may others take its room.
         drop(room);
-        match opened.unwrap_or_else(|panic| Err(panics::message(panic))) {
+        let opened = opened.unwrap_or_else(|panic| Err(panics::message(panic)));
+        let settle = || {
+            let slots = members.iter().map(|member| member.slot);
+            slots.for_each(|slot| (progress.delivery.settle)(slot));
+        };
+        let settled = opened.and_then(|pinned| {
+            let settled = catch_unwind(AssertUnwindSafe(settle));
+            settled.map(|()| pinned).map_err(panics::message)
+        });
+        match settled {
             Ok(pinned) => {
                 let bytes = members.iter().map(|member| member.bytes()).sum();
                 progress.meter.downloaded(bytes, pinned);

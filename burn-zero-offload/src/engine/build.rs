@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::round::{Round, RoundPolicy};
 use super::{Engine, Slot};
 use crate::boundary::{Boundaries, Boundary};
-use crate::download::{Arrived, Downloader};
+use crate::download::{Arrived, Delivery, Downloader};
 use crate::error::OffloadError;
 use crate::host::{Contribution, GradientStore};
 use crate::optimize::{LossScale, LossScaler, SimdLevel, TileStep};
@@ -36,8 +36,8 @@ pub(crate) struct EngineOptions {
     pub(crate) groups: usize,
 }
 
-/// Bytes of a gradient from which on it is worth to call other threads.
-const LARGE: usize = 256 << 10;
+/// Elements of a gradient from which on it is worth to call other threads.
+const LARGE: usize = 128 << 10;
 
 /// Bytes that may be in flight at least: a few packs of small gradients.
 const IN_FLIGHT: usize = 4 << 20;
@@ -85,9 +85,12 @@ impl Engine {
         }));
         let gradients = Arc::new(GradientStore::new(slots.len(), options.simd));
         let pool = Arc::new(pool);
-        let deliver = Box::new(deliver(&slots, &gradients, &pool, &meter, &boundaries));
+        let delivery = Delivery {
+            store: Box::new(store(&slots, &gradients, &meter, &boundaries)),
+            settle: Box::new(settle(&slots, &gradients, &pool)),
+        };
         let downloader =
-            Downloader::start(budget, needed, deliver, meter.clone(), boundaries.clone())
+            Downloader::start(budget, needed, delivery, meter.clone(), boundaries.clone())
                 .map_err(|error| threads(error.to_string()))?;
         let round = Mutex::new(Round::new(options.policy, scaler, slots.len()));
         Ok(Self {
@@ -108,16 +111,14 @@ impl Engine {
 }
 
 /// What the download station does with a gradient that has arrived.
-fn deliver(
+fn store(
     slots: &[Slot],
     gradients: &Arc<GradientStore>,
-    pool: &Arc<rayon::ThreadPool>,
     meter: &Arc<Meter>,
     boundaries: &Boundaries,
 ) -> impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + use<> {
     let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
-    let (gradients, pool) = (gradients.clone(), pool.clone());
-    let (meter, boundaries) = (meter.clone(), boundaries.clone());
+    let (gradients, meter, boundaries) = (gradients.clone(), meter.clone(), boundaries.clone());
     move |arrived| {
         let Arrived {
             slot,
@@ -139,13 +140,25 @@ fn deliver(
             bytes,
             scale,
         };
-        let store = || gradients.add(slot, contribution, |memory| boundaries.poison(memory));
-        // The threads of the step have nothing to do during backward: they help with the norm.
-        if got > LARGE {
-            pool.install(store);
-        } else {
-            store();
-        }
+        gradients.add(slot, contribution, |memory| boundaries.poison(memory));
         Ok(())
+    }
+}
+
+/// What it does when the device memory of the gradient is free again.
+fn settle(
+    slots: &[Slot],
+    gradients: &Arc<GradientStore>,
+    pool: &Arc<rayon::ThreadPool>,
+) -> impl Fn(usize) + Send + Sync + use<> {
+    let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
+    let (gradients, pool) = (gradients.clone(), pool.clone());
+    move |slot| {
+        // The threads of the step have nothing to do during backward: they help with the norm.
+        if lens[slot] > LARGE {
+            pool.install(|| gradients.settle(slot));
+        } else {
+            gradients.settle(slot);
+        }
     }
 }

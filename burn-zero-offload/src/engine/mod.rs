@@ -126,7 +126,7 @@ impl Engine {
         let Decision::Apply(factor) = self.or_abandon(self.decide(slot, past_the_taps)) else {
             return weights;
         };
-        let Some(collected) = self.gradients.take(slot) else {
+        let Some((collected, judgement)) = self.gradients.take(slot) else {
             return weights;
         };
 
@@ -137,11 +137,11 @@ impl Engine {
             state.arena.master.copy_from_slice(&values);
         }
         let target = Target::of(&weights);
-        // Frees the old weights before the new ones are allocated, if nobody else holds them.
-        drop(weights);
+        // The old weights go before the new ones come, if nobody else holds them.
+        upload::release(weights);
 
         state.time += 1;
-        let (scaling, _) = scaling(&collected.judgement(), factor, layout.rule.clipping());
+        let (scaling, _) = scaling(&judgement, factor, layout.rule.clipping());
         let update = layout.rule.begin(state.time, lr, scaling);
         let mut upload = self.uploader.begin(target, slot, shape, layout.precision);
         let verified = collected.gradient().with_view(|view| {

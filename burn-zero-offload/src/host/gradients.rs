@@ -83,8 +83,8 @@ pub(crate) struct Collected {
     gradient: Gradient,
     /// The loss scale the values carry.
     scale: f32,
-    /// Sum of squares of the values.
-    squares: f64,
+    /// Sum of squares of the values, once it is known.
+    squares: Option<f64>,
 }
 
 impl Collected {
@@ -92,9 +92,13 @@ impl Collected {
         &self.gradient
     }
 
-    pub(crate) fn judgement(&self) -> Judgement {
+    /// Adds the squares up, unless that is done.
+    fn judge(&mut self, simd: SimdLevel) -> Judgement {
+        let sum = |view: GradientView<'_>| sum_of_squares(&view, GradientScaling::NONE, simd);
+        let gradient = &self.gradient;
+        let squares = self.squares.get_or_insert_with(|| gradient.with_view(sum));
         Judgement {
-            squares: self.squares,
+            squares: *squares,
             scale: self.scale,
         }
     }
@@ -176,22 +180,51 @@ pub(crate) struct Contribution<'a> {
     pub(crate) scale: f32,
 }
 
+/// Adds a contribution to what `place` has collected.
+fn add_to(place: &mut Place, contribution: Contribution<'_>, prepare: impl FnOnce(&mut [u8])) {
+    let Contribution {
+        precision,
+        bytes,
+        scale,
+    } = contribution;
+    let gradient = match place.collected.take() {
+        None => {
+            let mut begun = place.begin(precision, bytes.len());
+            match &mut begun {
+                Gradient::Single(single) => {
+                    let memory = bytemuck::cast_slice_mut(&mut single.buffer);
+                    let memory = &mut memory[..bytes.len()];
+                    prepare(memory);
+                    memory.copy_from_slice(bytes);
+                }
+                Gradient::Sum(sum) => {
+                    prepare(bytemuck::cast_slice_mut(sum));
+                    view(bytes, precision, |view| {
+                        view.widen_into(0..view.len(), sum);
+                    });
+                }
+            }
+            begun
+        }
+        Some(earlier) => {
+            let mut sum = earlier.into_sum(scale);
+            view(bytes, precision, |view| view.add_to(&mut sum));
+            Gradient::Sum(sum)
+        }
+    };
+    place.collected = Some(Collected {
+        gradient,
+        scale,
+        squares: None,
+    });
+}
+
 impl GradientStore {
     /// Places for `slots` parameters, all empty.
     pub(crate) fn new(slots: usize, simd: SimdLevel) -> Self {
         Self {
             slots: (0..slots).map(|_| Mutex::default()).collect(),
             simd,
-        }
-    }
-
-    fn collected(&self, gradient: Gradient, scale: f32) -> Collected {
-        let squares =
-            gradient.with_view(|view| sum_of_squares(&view, GradientScaling::NONE, self.simd));
-        Collected {
-            gradient,
-            scale,
-            squares,
         }
     }
 
@@ -202,7 +235,15 @@ impl GradientStore {
         contribution: Contribution<'_>,
         prepare: impl FnOnce(&mut [u8]),
     ) {
-        self.add_to(&mut self.slots[slot].lock(), contribution, prepare);
+        add_to(&mut self.slots[slot].lock(), contribution, prepare);
+    }
+
+    /// Adds the squares up of what `slot` has collected. Apart from [`add`](Self::add), which should not
+    /// keep the memory that a contribution came in for longer than it must.
+    pub(crate) fn settle(&self, slot: usize) {
+        if let Some(collected) = &mut self.slots[slot].lock().collected {
+            collected.judge(self.simd);
+        }
     }
 
     /// Adds a contribution to a round that is sealed already.
@@ -210,47 +251,8 @@ impl GradientStore {
         let mut place = self.slots[slot].lock();
         let next_round = place.collected.take();
         place.collected = place.sealed.take();
-        self.add_to(&mut place, contribution, |_| ());
+        add_to(&mut place, contribution, |_| ());
         place.sealed = std::mem::replace(&mut place.collected, next_round);
-    }
-
-    fn add_to(
-        &self,
-        place: &mut Place,
-        contribution: Contribution<'_>,
-        prepare: impl FnOnce(&mut [u8]),
-    ) {
-        let Contribution {
-            precision,
-            bytes,
-            scale,
-        } = contribution;
-        let gradient = match place.collected.take() {
-            None => {
-                let mut begun = place.begin(precision, bytes.len());
-                match &mut begun {
-                    Gradient::Single(single) => {
-                        let memory = bytemuck::cast_slice_mut(&mut single.buffer);
-                        let memory = &mut memory[..bytes.len()];
-                        prepare(memory);
-                        memory.copy_from_slice(bytes);
-                    }
-                    Gradient::Sum(sum) => {
-                        prepare(bytemuck::cast_slice_mut(sum));
-                        view(bytes, precision, |view| {
-                            view.widen_into(0..view.len(), sum);
-                        });
-                    }
-                }
-                begun
-            }
-            Some(earlier) => {
-                let mut sum = earlier.into_sum(scale);
-                view(bytes, precision, |view| view.add_to(&mut sum));
-                Gradient::Sum(sum)
-            }
-        };
-        place.collected = Some(self.collected(gradient, scale));
     }
 
     /// Closes the round. Gradients that an earlier round left untaken are part of this one; returns
@@ -270,7 +272,11 @@ impl GradientStore {
                     carried += 1;
                     let mut sum = left.into_sum(new.scale);
                     new.gradient.with_view(|view| view.add_to(&mut sum));
-                    Some(self.collected(Gradient::Sum(sum), new.scale))
+                    Some(Collected {
+                        gradient: Gradient::Sum(sum),
+                        scale: new.scale,
+                        squares: None,
+                    })
                 }
             };
             place.sealed = sealed;
@@ -282,7 +288,7 @@ impl GradientStore {
     pub(crate) fn judgements(&self) -> Vec<(usize, Judgement)> {
         let places = self.slots.iter().enumerate();
         let known = places.filter_map(|(slot, place)| {
-            let judgement = place.lock().sealed.as_ref()?.judgement();
+            let judgement = place.lock().sealed.as_mut()?.judge(self.simd);
             Some((slot, judgement))
         });
         known.collect()
@@ -299,9 +305,11 @@ impl GradientStore {
         Some(sealed.gradient.with_view(look))
     }
 
-    /// Takes the sealed gradient of `slot`.
-    pub(crate) fn take(&self, slot: usize) -> Option<Collected> {
-        self.slots[slot].lock().sealed.take()
+    /// Takes the sealed gradient of `slot`, with what is known of it.
+    pub(crate) fn take(&self, slot: usize) -> Option<(Collected, Judgement)> {
+        let mut sealed = self.slots[slot].lock().sealed.take()?;
+        let judgement = sealed.judge(self.simd);
+        Some((sealed, judgement))
     }
 
     /// Gives the memory of a gradient back for the next round.

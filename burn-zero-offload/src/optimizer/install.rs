@@ -234,7 +234,7 @@ impl Mover<'_> {
             }
         };
         // The old value goes before the new one comes.
-        drop(value);
+        upload::release(value);
         let image = DeviceImage::of(layout.precision, &master);
         let weights = upload::to_device(image, layout.shape.clone(), &device);
         self.target.get_or_insert_with(|| Target::of(&weights));

@@ -9,7 +9,7 @@ mod target;
 mod uploader;
 mod weights;
 
-pub(crate) use storage::StorageId;
+pub(crate) use storage::{StorageId, release};
 pub(crate) use target::Target;
 pub(crate) use uploader::{UploadOptions, Uploader};
 pub(crate) use weights::{

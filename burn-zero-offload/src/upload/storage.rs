@@ -56,12 +56,47 @@ impl StorageId {
     }
 }
 
+/// Gives a tensor up. If nobody else holds it, its memory is free when this returns.
+///
+/// Dropping it would be enough without fusion. With fusion a drop is one more operation in the queue of
+/// another thread: what is allocated next may come first.
+pub(crate) fn release<const D: usize>(tensor: Tensor<D>) {
+    let tensor = tensor.inner();
+    #[cfg(feature = "cubecl-backend")]
+    if let Ok(primitive) = tensor.try_into_primitive::<burn_cubecl::Cube>() {
+        <burn_cubecl::Cube as cube::Release>::release(primitive);
+    }
+    #[cfg(not(feature = "cubecl-backend"))]
+    drop(tensor);
+}
+
 #[cfg(feature = "cubecl-backend")]
 mod cube {
+    use burn::backend::Backend;
+    use burn::backend::tensor::FloatTensor;
+    use burn_cubecl::CubeBackend;
     use burn_cubecl::tensor::CubeTensor;
-    use burn_fusion::{FusionRuntime, FusionTensor};
+    use burn_fusion::{Fusion, FusionBackend, FusionRuntime, FusionTensor};
 
     use super::StorageId;
+
+    /// See [`release`](super::release).
+    pub(super) trait Release: Backend {
+        fn release(tensor: FloatTensor<Self>);
+    }
+
+    impl Release for CubeBackend {
+        fn release(tensor: FloatTensor<Self>) {
+            drop(tensor);
+        }
+    }
+
+    impl<B: FusionBackend + Release> Release for Fusion<B> {
+        fn release(tensor: FloatTensor<Self>) {
+            let client = tensor.client.clone();
+            B::release(client.resolve_tensor_float::<B>(tensor));
+        }
+    }
 
     /// `burn_cubecl::Cube` has one of two tensor types, depending on whether anything in the build
     /// asked for fusion; both are covered so that this crate need not know.
@@ -115,6 +150,26 @@ mod tests {
         let old = StorageId::of(&make());
         for _ in 0..100 {
             assert_ne!(old, StorageId::of(&make()));
+        }
+    }
+
+    /// With fusion too, where a drop alone is carried out some time later.
+    #[cfg(feature = "cpu")]
+    #[test]
+    fn released_memory_is_free_at_once() {
+        let device = Device::cpu();
+        // The device's memory is shared with other tests: a size that none of them has.
+        let bytes = 123 << 20;
+        let in_use = || device.memory_pool_usage().unwrap().bytes_in_use;
+        let data = burn::tensor::TensorData::new(vec![1.0f32; bytes / 4], [bytes / 4]);
+        for _ in 0..5 {
+            let tensor = Tensor::<1>::from_data(data.clone(), &device);
+            device.sync().unwrap();
+            let (held, clone) = (in_use(), tensor.clone());
+            release(tensor);
+            assert!(in_use() > held - bytes as u64 / 2, "the clone holds it");
+            release(clone);
+            assert!(in_use() < held - bytes as u64 / 2);
         }
     }
 }

@@ -4,6 +4,13 @@ use super::super::parcel::Arrived;
 use super::*;
 use crate::report::StepReport;
 
+fn delivery(store: impl Fn(Arrived<'_>) -> Result<(), String> + Send + Sync + 'static) -> Delivery {
+    Delivery {
+        store: Box::new(store),
+        settle: Box::new(|_| ()),
+    }
+}
+
 const SLOTS: usize = 10_000;
 const LEN: usize = 64;
 
@@ -76,7 +83,7 @@ fn ten_thousand_small_gradients_need_at_most_a_hundred_transfers() {
         let downloader = Downloader::start(
             4 << 20,
             LEN * 2,
-            Box::new(deliver),
+            delivery(deliver),
             meter.clone(),
             Boundaries::current(),
         )
@@ -136,7 +143,7 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
         }
     };
     let meter = Arc::new(Meter::new(StepReport::default()));
-    let downloader = Downloader::start(1000, 700, Box::new(deliver), meter, boundaries).unwrap();
+    let downloader = Downloader::start(1000, 700, delivery(deliver), meter, boundaries).unwrap();
     let downloader = Arc::new(downloader);
     let hand_over = |slot, bytes| Handover {
         slot,

@@ -23,7 +23,7 @@ fn add(store: &GradientStore, slot: usize, values: &[f32]) {
 /// Closes the round and takes a gradient of it.
 fn take(store: &GradientStore, slot: usize) -> Option<Collected> {
     store.seal();
-    store.take(slot)
+    store.take(slot).map(|(taken, _)| taken)
 }
 
 fn values(taken: &Collected) -> Vec<f32> {
@@ -124,9 +124,20 @@ fn squares_are_those_of_the_whole_sum() {
     add(&store, 0, &[3.0, 0.0]);
     add(&store, 0, &[0.0, 4.0]);
     add(&store, 1, &[2.0]);
+    store.settle(0);
     store.seal();
     let squares: Vec<_> = store.judgements().iter().map(|(_, j)| j.squares).collect();
     assert_eq!(squares, [25.0, 4.0]);
+}
+
+#[test]
+fn squares_that_are_known_are_those_of_the_latest_sum() {
+    let store = store(1);
+    add(&store, 0, &[3.0]);
+    store.settle(0);
+    add(&store, 0, &[1.0]);
+    store.seal();
+    assert_eq!(store.judgements()[0].1.squares, 16.0);
 }
 
 #[test]
@@ -137,7 +148,7 @@ fn contributions_of_different_scales_add_up_in_the_last_ones() {
     add_scaled(&store, 0, &[2.0], 1.0);
     let taken = take(&store, 0).unwrap();
     assert_eq!((values(&taken), taken.scale), (vec![6.0], 1.0));
-    assert_eq!(taken.squares, 36.0);
+    assert_eq!(taken.squares, Some(36.0));
 }
 
 #[test]
@@ -146,9 +157,9 @@ fn what_comes_after_the_seal_is_for_the_next_round() {
     add(&store, 0, &[1.0]);
     assert_eq!(store.seal(), 0);
     add(&store, 0, &[5.0]);
-    assert_eq!(values(&store.take(0).unwrap()), [1.0]);
+    assert_eq!(values(&store.take(0).unwrap().0), [1.0]);
     assert_eq!(store.seal(), 0);
-    assert_eq!(values(&store.take(0).unwrap()), [5.0]);
+    assert_eq!(values(&store.take(0).unwrap().0), [5.0]);
 }
 
 #[test]
@@ -159,9 +170,9 @@ fn what_a_round_left_untaken_is_part_of_the_next() {
     store.seal();
     add(&store, 0, &[3.0]);
     assert_eq!(store.seal(), 2);
-    let taken = store.take(0).unwrap();
-    assert_eq!((values(&taken), taken.squares), (vec![4.0], 16.0));
-    assert_eq!(values(&store.take(1).unwrap()), [7.0]);
+    let taken = store.take(0).unwrap().0;
+    assert_eq!((values(&taken), taken.squares), (vec![4.0], Some(16.0)));
+    assert_eq!(values(&store.take(1).unwrap().0), [7.0]);
 }
 
 #[test]
@@ -177,9 +188,9 @@ fn a_late_contribution_joins_the_sealed_round_and_leaves_the_next_alone() {
         scale: 1.0,
     };
     store.add_sealed(0, contribution);
-    assert_eq!(values(&store.take(0).unwrap()), [3.0]);
+    assert_eq!(values(&store.take(0).unwrap().0), [3.0]);
     store.seal();
-    assert_eq!(values(&store.take(0).unwrap()), [9.0]);
+    assert_eq!(values(&store.take(0).unwrap().0), [9.0]);
 }
 
 #[test]
