@@ -277,6 +277,19 @@ fn gradients_are_unscaled_by_what_scaled_them() {
                 (vec![-1.75], vec![-4.0])
             );
 
+            // All recorded before the first runs backward: a device that sums the uses of a weight must not
+            // sum those of different scales.
+            let (mut model, offload, mut optimizer) = sgd(config(), &device);
+            let [first, second, third, last] = [1.0, 2.0, 4.0, 8.0].map(|a| model.loss(&[a], &[a]));
+            offload.scale(first).backward();
+            second.backward();
+            third.backward();
+            model = step(&mut optimizer, 1.0, model, offload.scale(last));
+            assert_eq!(
+                (read(&model.a.val()), read(&model.b.val())),
+                (vec![-15.0], vec![-15.0])
+            );
+
             // `b` is left out of the first two steps.
             let (mut model, offload, mut optimizer) = sgd(config(), &device);
             for _ in 0..2 {

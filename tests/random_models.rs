@@ -317,7 +317,10 @@ impl Run {
     }
 }
 
+/// Draws so many models, or as many as `PROPTEST_CASES` says.
 fn check(device: &Device, cases: u32) {
+    let wanted = std::env::var("PROPTEST_CASES").ok();
+    let cases = wanted.and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     let config = ProptestConfig {
         cases,
         failure_persistence: None,

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, AdamWConfig};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_zero_offload::{OffloadConfig, OffloadError, SimdLevel, WithOffload};
 
@@ -134,6 +134,13 @@ fn using_a_weight_through_the_tap_and_past_it_in_one_backward_is_refused() {
         let text = panic_of(|| drop(step(&mut optimizer, LR, model, mixed)));
         assert!(text.contains("both `val()` and `base()`"), "{text}");
         assert_eq!(weights(&kept), before);
+        assert_eq!(offload.memory().host_gradients, 0);
+        let x = tensor([3, 4], 5, &device);
+        let mixed = kept.forward(x).mean() + kept.weight.base().mean();
+        let grads = GradientsParams::from_grads(mixed.backward(), &kept);
+        let text = offload.collect(&kept, grads).err().map(|e| e.to_string());
+        let text = text.expect("it is refused before the step, too");
+        assert!(text.contains("both `val()` and `base()`"), "{text}");
         assert_eq!(offload.memory().host_gradients, 0);
         let again = loss(&kept);
         assert_ne!(weights(&step(&mut optimizer, LR, kept, again)), before);

@@ -144,10 +144,11 @@ pub enum OffloadError {
         reason: String,
     },
 
-    /// A gradient that reached the optimizer past the taps cannot be used.
+    /// A gradient that did not come through a tap cannot be used.
     #[error(
-        "the gradient given to `step` for `{path}` cannot be used: {reason}. Parameters before it in \
-         the model have been updated already; go back to an earlier clone or checkpoint"
+        "the gradient of `{path}` that did not come from `val()` cannot be used: {reason}. If this \
+         happened in `step`, parameters before it in the model have been updated already; go back to an \
+         earlier clone or checkpoint then"
     )]
     Gradient {
         /// Path of the parameter.

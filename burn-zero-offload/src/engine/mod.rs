@@ -122,7 +122,7 @@ impl Engine {
              model that `init` returned, or call `init` on the new one",
             layout.path
         );
-        let past_the_taps = self.full_size(slot, gradient);
+        let past_the_taps = or_panic(self.full_size(slot, gradient));
         let Decision::Apply(factor) = self.or_abandon(self.decide(slot, past_the_taps)) else {
             return weights;
         };
@@ -204,12 +204,17 @@ impl Engine {
         or_panic(result)
     }
 
-    /// A gradient that came through Burn's containers, if it is more than a placeholder.
-    fn full_size<const D: usize>(&self, slot: usize, gradient: Tensor<D>) -> Option<TensorData> {
+    /// A gradient that came through Burn's containers, if it is more than a placeholder. One that
+    /// cannot be used drops the gradients of the round.
+    fn full_size<const D: usize>(
+        &self,
+        slot: usize,
+        gradient: Tensor<D>,
+    ) -> Result<Option<TensorData>, OffloadError> {
         let layout = &self.slots[slot].layout;
         let came = gradient.shape();
         if came == placeholder_shape(&layout.shape) {
-            return None;
+            return Ok(None);
         }
         assert_eq!(
             came, layout.shape,
@@ -228,14 +233,14 @@ impl Engine {
             }
             Ok(data)
         });
-        Some(or_panic(real.map_err(|reason| {
+        real.map(Some).map_err(|reason| {
             // Waits for those still on their way: they must not turn up in the next round.
             self.discard_gradients();
             OffloadError::Gradient {
                 path: layout.path.clone(),
                 reason,
             }
-        })))
+        })
     }
 
     /// What the last round moved.

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 
 use super::Engine;
 use crate::error::OffloadError;
@@ -167,13 +167,20 @@ impl Engine {
     }
 
     /// Adds a gradient that did not come through a tap to the round that is being collected. One that
-    /// is stepped already is over.
-    pub(crate) fn collect(&self, slot: usize, data: TensorData) -> Result<(), OffloadError> {
+    /// is stepped already is over. `false` for a placeholder.
+    pub(crate) fn collect<const D: usize>(
+        &self,
+        slot: usize,
+        gradient: Tensor<D>,
+    ) -> Result<bool, OffloadError> {
+        let Some(data) = self.full_size(slot, gradient)? else {
+            return Ok(false);
+        };
         let mut round = self.round.lock();
         if round.decision.is_some() {
             self.next_round(&mut round);
         }
-        self.store(slot, data, &round)
+        self.store(slot, data, &round).map(|()| true)
     }
 
     /// Adds a gradient that did not come through a tap: to the gradients that wait for their verdict,

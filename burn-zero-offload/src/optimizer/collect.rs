@@ -9,7 +9,6 @@ use burn::tensor::Tensor;
 use crate::capture::placeholder_shape;
 use crate::engine::Engine;
 use crate::error::OffloadError;
-use crate::upload;
 
 /// Moves full-size gradients of `model` from `grads` to the host. Placeholders stay for them, so that
 /// the optimizer visits the parameters.
@@ -62,21 +61,17 @@ impl ModuleVisitor for Collector<'_> {
         let Some(&slot) = self.by_id.get(&param.id).or_else(by_path) else {
             return;
         };
-        let layout = self.engine.layout(slot);
         let Some(gradient) = self.grads.remove::<D>(param.id) else {
             return;
         };
-        if gradient.shape() != layout.shape {
-            return self.grads.register::<D>(param.id, gradient);
-        }
+        let shape = placeholder_shape(&self.engine.layout(slot).shape);
         let options = (&gradient.device(), gradient.dtype());
-        let placeholder = Tensor::<D>::full(placeholder_shape(&layout.shape), f32::NAN, options);
-        let stored = upload::read(gradient).map_err(|reason| OffloadError::Gradient {
-            path: layout.path.clone(),
-            reason,
-        });
-        match stored.and_then(|data| self.engine.collect(slot, data)) {
-            Ok(()) => self.grads.register::<D>(param.id, placeholder),
+        match self.engine.collect(slot, gradient.clone()) {
+            Ok(true) => {
+                let placeholder = Tensor::<D>::full(shape, f32::NAN, options);
+                self.grads.register::<D>(param.id, placeholder);
+            }
+            Ok(false) => self.grads.register::<D>(param.id, gradient),
             Err(error) => self.error = Some(error),
         }
     }

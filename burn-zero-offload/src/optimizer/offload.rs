@@ -120,7 +120,8 @@ impl Offload {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::Gradient`] if one could not be read from the device.
+    /// [`OffloadError::Gradient`] if one could not be read from the device, or belongs to a weight that was
+    /// used through both `val()` and `base()` in one backward pass. The gradients of the round are dropped.
     pub fn collect<M: Module>(
         &self,
         model: &M,
