@@ -202,7 +202,10 @@ mod tests {
             (["--layers", "0"], "layers must be at least 1"),
             (["--warmup", "500"], "warmup must be shorter"),
             (["--lr", "0"], "lr must be greater than 0"),
-            (["--max-grad-norm", "NaN"], "max_grad_norm must be a number"),
+            (
+                ["--max-grad-norm=-1", "--steps=9"],
+                "max_grad_norm must be a number",
+            ),
             (["--weight-decay", "1e30"], "weight_decay"),
         ] {
             let error = config(&args).unwrap_err().to_string();
