@@ -351,7 +351,7 @@ fn assert_same(got: &End, expected: &End) {
     }
 }
 
-fn every_thread_count(dtype: FloatDType, device: &Device, threads: &[usize]) {
+fn assert_same_for_every_thread_count(dtype: FloatDType, device: &Device, threads: &[usize]) {
     let expected = plain_loop(dtype, device);
     let natural = expected
         .skipped
@@ -379,17 +379,17 @@ fn every_thread_count(dtype: FloatDType, device: &Device, threads: &[usize]) {
 #[test]
 fn f16_with_everything_on_equals_the_plain_loop() {
     let device = Device::flex().autodiff();
-    every_thread_count(FloatDType::F16, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::F16, &device, &[1, 2, 8]);
 }
 
 #[test]
 fn bf16_with_everything_on_equals_the_plain_loop() {
     let device = Device::flex().autodiff();
-    every_thread_count(FloatDType::BF16, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::BF16, &device, &[1, 2, 8]);
 }
 
 #[test]
 fn f32_with_everything_on_equals_the_plain_loop() {
     let device = Device::flex().autodiff();
-    every_thread_count(FloatDType::F32, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::F32, &device, &[1, 2, 8]);
 }

@@ -308,6 +308,27 @@ fn gradients_are_unscaled_by_what_scaled_them() {
     }
 }
 
+/// Burn recomputes parts of the forward pass in backward: that is still one pass, of one scale.
+#[test]
+fn a_scaled_loss_goes_through_gradient_checkpointing() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    let config = scaled(FloatDType::F16, dynamic(1024.0)).with_micro_batches(Some(2));
+    let (mut model, offload, mut optimizer) = sgd(config, &device);
+    for round in 1..3 {
+        let loss = |model: &Vectors| (model.loss(&[0.5], &[0.25]) * 4.0).exp().log() / 2.0;
+        offload.scale(loss(&model)).backward();
+        let last = offload.scale(loss(&model));
+        model = step(&mut optimizer, 1.0, model, last);
+        let report = offload.report();
+        assert_eq!((report.passes, report.loss_scale), (2, 1024.0));
+        let moved = -2.0 * round as f32;
+        assert_eq!(
+            (read(&model.a.val()), read(&model.b.val())),
+            (vec![moved], vec![moved / 2.0])
+        );
+    }
+}
+
 /// One backward through two offloaded models: the scale of the first loss holds for all gradients.
 #[test]
 fn models_that_share_a_backward_share_its_scale() {
