@@ -36,9 +36,6 @@ pub(crate) struct EngineOptions {
     pub(crate) groups: usize,
 }
 
-/// Elements of a gradient from which on it is worth to call other threads.
-const LARGE: usize = 128 << 10;
-
 /// Bytes that may be in flight at least: a few packs of small gradients.
 const IN_FLIGHT: usize = 4 << 20;
 
@@ -87,7 +84,11 @@ impl Engine {
         let pool = Arc::new(pool);
         let delivery = Delivery {
             store: Box::new(store(&slots, &gradients, &meter, &boundaries)),
-            settle: Box::new(settle(&slots, &gradients, &pool)),
+            settle: Box::new({
+                // The threads of the step have nothing to do during backward: they help with the norm.
+                let (gradients, pool) = (gradients.clone(), pool.clone());
+                move |slot| gradients.settle(slot, &pool)
+            }),
         };
         let downloader =
             Downloader::start(budget, needed, delivery, meter.clone(), boundaries.clone())
@@ -142,23 +143,5 @@ fn store(
         };
         gradients.add(slot, contribution, |memory| boundaries.poison(memory));
         Ok(())
-    }
-}
-
-/// What it does when the device memory of the gradient is free again.
-fn settle(
-    slots: &[Slot],
-    gradients: &Arc<GradientStore>,
-    pool: &Arc<rayon::ThreadPool>,
-) -> impl Fn(usize) + Send + Sync + use<> {
-    let lens: Vec<usize> = slots.iter().map(|slot| slot.layout.len()).collect();
-    let (gradients, pool) = (gradients.clone(), pool.clone());
-    move |slot| {
-        // The threads of the step have nothing to do during backward: they help with the norm.
-        if lens[slot] > LARGE {
-            pool.install(|| gradients.settle(slot));
-        } else {
-            gradients.settle(slot);
-        }
     }
 }

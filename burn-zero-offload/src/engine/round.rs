@@ -308,8 +308,7 @@ impl Engine {
                 Some(GradientClip::Norm(limit)) => norm.min(limit as f64).powi(2),
                 Some(GradientClip::Value(_)) => {
                     let sum = |view: GradientView<'_>| {
-                        let simd = self.step.simd;
-                        self.pool.install(|| sum_of_squares(&view, scaling, simd))
+                        sum_of_squares(&view, scaling, self.step.simd, Some(&self.pool))
                     };
                     self.gradients.with_sealed(*slot, sum).unwrap_or_default()
                 }

@@ -93,8 +93,9 @@ impl Collected {
     }
 
     /// Adds the squares up, unless that is done.
-    fn judge(&mut self, simd: SimdLevel) -> Judgement {
-        let sum = |view: GradientView<'_>| sum_of_squares(&view, GradientScaling::NONE, simd);
+    fn judge(&mut self, simd: SimdLevel, pool: Option<&rayon::ThreadPool>) -> Judgement {
+        let none = GradientScaling::NONE;
+        let sum = |view: GradientView<'_>| sum_of_squares(&view, none, simd, pool);
         let gradient = &self.gradient;
         let squares = self.squares.get_or_insert_with(|| gradient.with_view(sum));
         Judgement {
@@ -240,9 +241,12 @@ impl GradientStore {
 
     /// Adds the squares up of what `slot` has collected. Apart from [`add`](Self::add), which should not
     /// keep the memory that a contribution came in for longer than it must.
-    pub(crate) fn settle(&self, slot: usize) {
+    ///
+    /// The calling thread holds the slot's lock while `pool` works, and must not be one of its threads:
+    /// as those never wait for a lock of the store, the work is always done.
+    pub(crate) fn settle(&self, slot: usize, pool: &rayon::ThreadPool) {
         if let Some(collected) = &mut self.slots[slot].lock().collected {
-            collected.judge(self.simd);
+            collected.judge(self.simd, Some(pool));
         }
     }
 
@@ -288,7 +292,7 @@ impl GradientStore {
     pub(crate) fn judgements(&self) -> Vec<(usize, Judgement)> {
         let places = self.slots.iter().enumerate();
         let known = places.filter_map(|(slot, place)| {
-            let judgement = place.lock().sealed.as_mut()?.judge(self.simd);
+            let judgement = place.lock().sealed.as_mut()?.judge(self.simd, None);
             Some((slot, judgement))
         });
         known.collect()
@@ -308,7 +312,7 @@ impl GradientStore {
     /// Takes the sealed gradient of `slot`, with what is known of it.
     pub(crate) fn take(&self, slot: usize) -> Option<(Collected, Judgement)> {
         let mut sealed = self.slots[slot].lock().sealed.take()?;
-        let judgement = sealed.judge(self.simd);
+        let judgement = sealed.judge(self.simd, None);
         Some((sealed, judgement))
     }
 

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 
 use super::{GradientScaling, GradientView, SimdLevel, TILE, TilePlan};
 
-/// The sum of the squares of a gradient's elements after `scaling`: on all threads of a rayon pool if
-/// called from one of them, else on the calling thread.
+/// The sum of the squares of a gradient's elements after `scaling`: on the threads of `pool` if that is
+/// given and there is enough to do, else on the calling thread.
 ///
 /// Squares are taken and summed in `f64`: exact squares, and no overflow for any `f32`. Each tile is
 /// summed in fixed lanes, and the tiles in order, so the result does not depend on who did what. It is
@@ -15,6 +15,7 @@ pub(crate) fn sum_of_squares(
     gradient: &GradientView<'_>,
     scaling: GradientScaling,
     simd: SimdLevel,
+    pool: Option<&rayon::ThreadPool>,
 ) -> f64 {
     let plan = TilePlan::new(gradient.len(), TILE);
     let tile = |index: usize| {
@@ -24,12 +25,17 @@ pub(crate) fn sum_of_squares(
         gradient.widen_into(range, g);
         simd.run(Squares { g, scaling })
     };
-    if plan.count() <= 1 || rayon::current_thread_index().is_none() {
-        return (0..plan.count()).map(tile).sum();
-    }
-    let tiles: Vec<f64> = (0..plan.count()).into_par_iter().map(tile).collect();
+    let tiles: Vec<f64> = match pool {
+        Some(pool) if plan.count() >= WORTH_THREADS => {
+            pool.install(|| (0..plan.count()).into_par_iter().map(tile).collect())
+        }
+        _ => (0..plan.count()).map(tile).collect(),
+    };
     tiles.iter().sum()
 }
+
+/// Tiles from which on it pays to call other threads.
+const WORTH_THREADS: usize = 32;
 
 /// Partial sums per tile: as many as the widest vectors of `f64` need to be busy.
 const LANES: usize = 32;
@@ -70,7 +76,7 @@ mod tests {
     use super::*;
 
     fn norm(gradient: GradientView<'_>) -> f64 {
-        sum_of_squares(&gradient, GradientScaling::NONE, SimdLevel::best()).sqrt()
+        sum_of_squares(&gradient, GradientScaling::NONE, SimdLevel::best(), None).sqrt()
     }
 
     /// acceptance.md, norm and clipping: f16 `[3072, 4096]` and `[300.0]` overflow when squared in f16.
@@ -84,19 +90,20 @@ mod tests {
 
     #[test]
     fn the_sum_does_not_depend_on_threads_or_instructions() {
-        let g: Vec<f32> = (0..100_003).map(|i| (i as f32 * 0.37).sin()).collect();
-        let sum = |threads, simd| {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .unwrap();
+        let g: Vec<f32> = (0..WORTH_THREADS * TILE + 3)
+            .map(|i| (i as f32 * 0.37).sin())
+            .collect();
+        let sum = |pool: Option<&rayon::ThreadPool>, simd| {
             let view = GradientView::F32(&g);
-            pool.install(|| sum_of_squares(&view, GradientScaling::NONE, simd).to_bits())
+            sum_of_squares(&view, GradientScaling::NONE, simd, pool).to_bits()
         };
-        let expected = sum(1, SimdLevel::Scalar);
+        let expected = sum(None, SimdLevel::Scalar);
         for simd in SimdLevel::ALL.into_iter().filter(|s| s.is_available()) {
+            assert_eq!(sum(None, simd), expected, "{simd:?}");
             for threads in [1, 2, 8] {
-                assert_eq!(sum(threads, simd), expected, "{threads} threads, {simd:?}");
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                let pool = pool.build().unwrap();
+                assert_eq!(sum(Some(&pool), simd), expected, "{threads}, {simd:?}");
             }
         }
     }
@@ -122,7 +129,7 @@ mod tests {
             bound: 2.0,
         };
         let g = GradientView::F32(&[2.0, -8.0]);
-        assert_eq!(sum_of_squares(&g, scaling, SimdLevel::best()), 5.0);
+        assert_eq!(sum_of_squares(&g, scaling, SimdLevel::best(), None), 5.0);
     }
 
     #[test]

@@ -20,6 +20,13 @@ fn add(store: &GradientStore, slot: usize, values: &[f32]) {
     add_scaled(store, slot, values, 1.0);
 }
 
+fn pool() -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build()
+        .unwrap()
+}
+
 /// Closes the round and takes a gradient of it.
 fn take(store: &GradientStore, slot: usize) -> Option<Collected> {
     store.seal();
@@ -124,7 +131,7 @@ fn squares_are_those_of_the_whole_sum() {
     add(&store, 0, &[3.0, 0.0]);
     add(&store, 0, &[0.0, 4.0]);
     add(&store, 1, &[2.0]);
-    store.settle(0);
+    store.settle(0, &pool());
     store.seal();
     let squares: Vec<_> = store.judgements().iter().map(|(_, j)| j.squares).collect();
     assert_eq!(squares, [25.0, 4.0]);
@@ -134,7 +141,7 @@ fn squares_are_those_of_the_whole_sum() {
 fn squares_that_are_known_are_those_of_the_latest_sum() {
     let store = store(1);
     add(&store, 0, &[3.0]);
-    store.settle(0);
+    store.settle(0, &pool());
     add(&store, 0, &[1.0]);
     store.seal();
     assert_eq!(store.judgements()[0].1.squares, 16.0);
@@ -202,4 +209,30 @@ fn dropping_the_sealed_round_keeps_what_came_later() {
     store.clear_sealed();
     assert!(store.take(0).is_none());
     assert_eq!(values(&take(&store, 0).unwrap()), [2.0]);
+}
+
+/// One thread in the pool, and others that settle and look at one slot: the pool must not wait for a lock
+/// that somebody who waits for the pool holds.
+#[test]
+fn threads_that_share_a_slot_and_a_pool_all_get_through() {
+    let (store, pool) = (store(1), pool());
+    let values = vec![1.0; 1 << 18];
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    add(&store, 0, &values);
+                    store.settle(0, &pool);
+                    store.seal();
+                    store.with_sealed(0, |view| {
+                        let (none, simd) = (GradientScaling::NONE, SimdLevel::best());
+                        assert!(sum_of_squares(&view, none, simd, Some(&pool)) > 0.0);
+                    });
+                }
+            });
+        }
+    });
+    store.seal();
+    let sum = values.len() as f64 * 80.0 * 80.0;
+    assert_eq!(store.judgements()[0].1.squares, sum);
 }
