@@ -6,9 +6,7 @@ use burn::tensor::Tensor;
 
 use crate::error::OffloadError;
 use crate::layout::SlotLayout;
-use crate::optimize::{
-    DeviceImage, GradientView, SimdLevel, StateMut, TILE, TilePlan, TileStep, Update,
-};
+use crate::optimize::{DeviceImage, GradientView, StateMut, TILE, TilePlan, Update};
 use crate::upload;
 
 /// Tiles of a parameter that the oracle computes once more: the first, the last, and one between them
@@ -47,13 +45,9 @@ impl Samples {
                 state: state.state.iter().map(|values| copy(values)).collect(),
                 range: range.clone(),
             };
-            let mut image = DeviceImage::zeroed(layout.precision, range.len());
-            let once_more = StateMut {
-                master: &mut sample.master,
-                state: sample.state.iter_mut().map(|v| &mut v[..]).collect(),
-            };
-            let step = TileStep::new(SimdLevel::Scalar);
-            step.update(update, once_more, gradient.slice(range), image.as_mut());
+            let mut values = vec![0.0; range.len()];
+            gradient.widen_into(range, &mut values);
+            update.oracle(&mut sample.master, &mut sample.state, &values);
             sample
         };
         Self(tiles.into_iter().map(oracle).collect())

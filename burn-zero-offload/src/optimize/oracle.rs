@@ -19,14 +19,24 @@ pub fn update<const N: usize, R: Rule<N>>(
     state: &mut [Vec<f32>; N],
     gradient: &[f32],
 ) {
-    let scalars = rule.scalars(time, lr);
+    elements::<N, R>(&rule.scalars(time, lr), scaling, master, state, gradient);
+}
+
+/// The same with the scalars of the update.
+pub(super) fn elements<const N: usize, R: Rule<N>>(
+    scalars: &R::Scalars,
+    scaling: GradientScaling,
+    master: &mut [f32],
+    state: &mut [Vec<f32>; N],
+    gradient: &[f32],
+) {
     assert_eq!(master.len(), gradient.len(), "gradient and master weights");
     for values in state.iter() {
         assert_eq!(master.len(), values.len(), "state and master weights");
     }
     for (i, (p, &g)) in master.iter_mut().zip(gradient).enumerate() {
         let before = std::array::from_fn(|k| state[k][i]);
-        let (weight, after) = R::update(&scalars, *p, before, scaling.apply(g));
+        let (weight, after) = R::update(scalars, *p, before, scaling.apply(g));
         *p = weight;
         for (values, value) in state.iter_mut().zip(after) {
             values[i] = value;

@@ -164,6 +164,13 @@ pub struct Update {
     pub(super) scaling: GradientScaling,
 }
 
+impl Update {
+    /// Applies the update as the plain loop of [`oracle`](super::oracle) does it.
+    pub(crate) fn oracle(&self, master: &mut [f32], state: &mut [Vec<f32>], gradient: &[f32]) {
+        self.begun.oracle(self.scaling, master, state, gradient);
+    }
+}
+
 impl fmt::Debug for Update {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Update")

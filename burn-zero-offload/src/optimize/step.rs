@@ -5,7 +5,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use super::image::Image;
-use super::{GradientScaling, GradientView, ImageMut, Rule, SimdLevel, TILE, Update};
+use super::{GradientScaling, GradientView, ImageMut, Rule, SimdLevel, TILE, Update, oracle};
 
 /// The state of one parameter, borrowed for a step. All slices have the same length.
 #[derive(Debug)]
@@ -87,6 +87,15 @@ pub(super) trait BegunUpdate: Send + Sync {
         gradient: GradientView<'_>,
         image: ImageMut<'_>,
     );
+
+    /// The same as the plain loop does it, without an image.
+    fn oracle(
+        &self,
+        scaling: GradientScaling,
+        master: &mut [f32],
+        state: &mut [Vec<f32>],
+        gradient: &[f32],
+    );
 }
 
 /// The scalars of an update of rule `R`.
@@ -117,6 +126,20 @@ impl<R: Rule<N>, const N: usize> BegunUpdate for Begun<R, N> {
             ImageMut::F16(image) => run.all(master, state, image),
             ImageMut::Bf16(image) => run.all(master, state, image),
         }
+    }
+
+    fn oracle(
+        &self,
+        scaling: GradientScaling,
+        master: &mut [f32],
+        state: &mut [Vec<f32>],
+        gradient: &[f32],
+    ) {
+        let count = state.len();
+        let Ok(state) = <&mut [Vec<f32>; N]>::try_from(state) else {
+            panic!("the rule keeps {N} values for each weight, {count} were given")
+        };
+        oracle::elements::<N, R>(&self.0, scaling, master, state, gradient);
     }
 }
 

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 
 use super::super::rules::{Adam, AmsGrad, Lion, Momentum, RmsProp, Sgd, WeightDecay};
-use super::super::{DeviceImage, GradientClip, HostRule, Precision, oracle};
+use super::super::{DeviceImage, GradientClip, HostRule, Precision};
 use super::*;
 
 fn adam(weight_decay: WeightDecay) -> Adam {
