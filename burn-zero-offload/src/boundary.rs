@@ -66,6 +66,12 @@ impl Boundaries {
     #[inline(always)]
     pub(crate) fn damage(&self, _boundary: Boundary, _values: &mut [f32]) {}
 
+    /// Whether it does.
+    #[inline(always)]
+    pub(crate) fn damages(&self) -> bool {
+        false
+    }
+
     /// Whether buffers are overwritten before they are filled.
     #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
     #[inline(always)]
@@ -113,6 +119,10 @@ impl Boundaries {
         if let Some(damage) = &self.damage {
             damage(boundary, values);
         }
+    }
+
+    pub(crate) fn damages(&self) -> bool {
+        self.damage.is_some()
     }
 
     pub(crate) fn pass(&self, boundary: Boundary) -> Result<(), String> {

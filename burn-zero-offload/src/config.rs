@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 
-use crate::optimize::SimdLevel;
+use crate::optimize::{SimdLevel, StatePrecision};
 
 /// How a model is offloaded.
 ///
@@ -29,11 +29,29 @@ pub struct OffloadConfig {
     /// casts, for example. 4 bytes per parameter there.
     pub full_precision: Option<ParamGroup>,
 
-    /// Threads of the CPU step. Left out, one per available core.
+    /// What master weights and optimizer state are kept in on the host. Left out,
+    /// [`SplitMaster`](StatePrecision::SplitMaster) for weights in BF16 on the device and
+    /// [`Full`](StatePrecision::Full) for others: both exact. Parts of the model can have their own, see
+    /// [`with_state_precision`](crate::OffloadOptimizerConfig::with_state_precision).
+    pub state_precision: Option<StatePrecision>,
+
+    /// Keys the random bits by which state in less than `f32` is rounded.
+    #[config(default = 0)]
+    pub seed: u64,
+
+    /// Threads of the CPU step. Left out, one per physical core that the process may use by affinity
+    /// and cgroup quota; of those the cores of the NUMA node that the GPU is attached to, where that is known;
+    /// and of those this process's share where a launcher (torchrun, Open MPI, MPICH, Slurm) says
+    /// that several share the machine. A launcher that binds each process to cores of its own has cut
+    /// them already: set the number then.
+    ///
+    /// They are threads of their own. Burn's threads compute forward and backward, these the step and,
+    /// during backward, norms; `step` itself waits meanwhile, so the two do not ask for the same cores.
     pub threads: Option<usize>,
 
-    /// Instruction set of the CPU step. Left out, the fastest this machine has. All give the same
-    /// bits; forcing one is for tests and measurements.
+    /// Instruction set of the CPU step. Left out, the one that the environment variable
+    /// `BURN_OFFLOAD_SIMD` names (`scalar`, `avx2`, `avx512`, `neon`), or the fastest this machine has. All
+    /// give the same bits; forcing one is for tests and measurements.
     pub simd: Option<SimdLevel>,
 
     /// Bytes of gradients that may be on their way from the device to the host at once. Left out,
@@ -56,9 +74,9 @@ pub struct OffloadConfig {
     /// and all on Flex, go in one piece. Changes speed, never a bit of the result.
     pub upload_tile: Option<usize>,
 
-    /// Bytes of pinned host memory that uploads may use. Left out, as many as four tiles take; 0
-    /// switches pinning off. With less than two tiles there is none. Changes speed, never a bit of
-    /// the result.
+    /// Bytes of pinned host memory that uploads may use; 0 switches pinning off. Left out, four tiles,
+    /// and all upper halves of split masters of more than one tile: those are uploaded from where they
+    /// are. With less than two tiles there are none besides. Changes speed, never a bit of the result.
     pub pinned: Option<usize>,
 
     /// How the loss is scaled, so that small gradients do not vanish in half precision. Left out:

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, FloatDType};
 
-use crate::optimize::SimdLevel;
+use crate::optimize::{SimdLevel, StatePrecision};
 use crate::report::Overflow;
 
 /// An error of offloaded training. Every message says what was expected, what came and what to do.
@@ -110,6 +110,21 @@ pub enum OffloadError {
          best it has"
     )]
     UnsupportedSimd(SimdLevel),
+
+    /// Master weights and state of a parameter cannot be kept as asked.
+    #[error(
+        "master weights and state of `{path}` cannot be kept as `{kept:?}`: {reason}. Choose another \
+         `StatePrecision` with `OffloadConfig::with_state_precision`, or for its group with \
+         `with_state_precision` after `with_offload`"
+    )]
+    StatePrecision {
+        /// Path of the parameter.
+        path: String,
+        /// What was asked for.
+        kept: StatePrecision,
+        /// Why not.
+        reason: String,
+    },
 
     /// The thread pool of the CPU step could not be built.
     #[error("the threads of the CPU step could not be started: {reason}")]

@@ -3,7 +3,7 @@
 use burn::module::ParamId;
 use burn::tensor::Shape;
 
-use crate::optimize::{HostRule, Precision};
+use crate::optimize::{HostRule, Precision, StatePrecision};
 
 /// One offloaded parameter.
 ///
@@ -21,6 +21,8 @@ pub(crate) struct SlotLayout {
     pub(crate) precision: Precision,
     /// How it is updated.
     pub(crate) rule: HostRule,
+    /// What its master weights and state are kept in.
+    pub(crate) kept: StatePrecision,
     /// The group it belongs to: 0 for the optimizer's own config, then those of `with_group` in order.
     pub(crate) group: usize,
 }

@@ -138,6 +138,7 @@ mod upload;
 
 pub use config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
 pub use error::OffloadError;
+pub use host::HostState;
 #[cfg(feature = "train")]
 pub use in_place::InPlace;
 #[cfg(feature = "train")]

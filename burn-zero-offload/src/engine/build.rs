@@ -11,7 +11,7 @@ use crate::boundary::{Boundaries, Boundary};
 use crate::download::{Arrived, Delivery, Downloader};
 use crate::error::OffloadError;
 use crate::host::{Contribution, GradientStore};
-use crate::optimize::{LossScale, LossScaler, SimdLevel, TileStep};
+use crate::optimize::{LossScale, LossScaler, SimdLevel, StatePrecision, TileStep};
 use crate::report::{GroupReport, Meter, StepReport};
 use crate::upload::{Target, UploadOptions, Uploader};
 
@@ -20,8 +20,10 @@ use crate::upload::{Target, UploadOptions, Uploader};
 pub(crate) struct EngineOptions {
     /// Instruction set of the CPU step.
     pub(crate) simd: SimdLevel,
-    /// Threads of the CPU step.
-    pub(crate) threads: Option<usize>,
+    /// Keys the random bits of what is rounded stochastically.
+    pub(crate) seed: u64,
+    /// What the optimizer's own parameters are kept in.
+    pub(crate) kept: StatePrecision,
     /// Bytes of gradients in flight.
     pub(crate) in_flight: Option<usize>,
     /// How weights are sent.
@@ -45,15 +47,10 @@ impl Engine {
         slots: Vec<Slot>,
         target: &Target,
         options: EngineOptions,
+        (pool, placement): (Arc<rayon::ThreadPool>, String),
     ) -> Result<Self, OffloadError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let threads = |reason: String| OffloadError::Threads { reason };
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(options.threads.unwrap_or(0))
-            .thread_name(|index| format!("offload-step-{index}"))
-            .build()
-            .map_err(|error| threads(error.to_string()))?;
-
         let layouts = slots.iter().map(|slot| &slot.layout);
         let largest = layouts.clone().max_by_key(|layout| layout.device_bytes());
         let needed = largest.map_or(0, |layout| layout.device_bytes());
@@ -71,17 +68,22 @@ impl Engine {
         let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
             .map_err(|error| threads(error.to_string()))?;
         let (pinned_up, pinning) = uploader.pinning();
+        let halves = slots.iter().map(|slot| slot.held.lock().state.pinned());
+        let pinned_up = pinned_up + halves.sum::<usize>();
         let scaler = LossScaler::new(options.loss_scale);
         let meter = Arc::new(Meter::new(StepReport {
             next_loss_scale: scaler.state().scale,
-            groups: vec![GroupReport::default(); options.groups],
+            groups: groups(&slots, options.groups),
             in_flight_budget: budget,
             pinned_up,
             pinning: pinning.to_string(),
+            simd: options.simd,
+            threads: pool.current_num_threads(),
+            placement,
+            state_precision: options.kept,
             ..Default::default()
         }));
         let gradients = Arc::new(GradientStore::new(slots.len(), options.simd));
-        let pool = Arc::new(pool);
         let delivery = Delivery {
             store: Box::new(store(&slots, &gradients, &meter, &boundaries)),
             settle: Box::new({
@@ -102,6 +104,8 @@ impl Engine {
             uploader,
             pool,
             step: TileStep::new(options.simd),
+            seed: options.seed,
+            kept: options.kept,
             verify: options.verify,
             round,
             meter,
@@ -109,6 +113,18 @@ impl Engine {
             restored: Mutex::default(),
         })
     }
+}
+
+/// What is known of the groups before the first round.
+fn groups(slots: &[Slot], count: usize) -> Vec<GroupReport> {
+    let mut groups = vec![GroupReport::default(); count];
+    for layout in slots.iter().map(|slot| &slot.layout) {
+        let kept = &mut groups[layout.group].state_precision;
+        if !kept.contains(&layout.kept) {
+            kept.push(layout.kept);
+        }
+    }
+    groups
 }
 
 /// What the download station does with a gradient that has arrived.

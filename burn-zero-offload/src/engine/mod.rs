@@ -11,6 +11,7 @@ mod values;
 mod verify;
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,13 +22,14 @@ use crate::boundary::{Boundaries, Boundary};
 use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
 use crate::download::{Downloader, Handover};
 use crate::error::OffloadError;
-use crate::host::{GradientStore, SlotState};
+use crate::host::{Borrowed, GradientStore, HostState};
 use crate::layout::SlotLayout;
-use crate::optimize::{SimdLevel, TileStep};
+use crate::optimize::{ImageMut, Noise, SimdLevel, StatePrecision, TileStep};
 use crate::report::{MemoryReport, Meter, StepReport};
-use crate::upload::{self, StorageId, Target, Uploader};
+use crate::upload::{self, StorageId, Target, Upload, Uploader};
 
 pub(crate) use build::EngineOptions;
+pub(crate) use values::send;
 pub(crate) use round::RoundPolicy;
 use round::{Decision, Round, scaling};
 use values::foreign;
@@ -42,6 +44,9 @@ pub(crate) struct Engine {
     uploader: Uploader,
     pool: Arc<rayon::ThreadPool>,
     step: TileStep,
+    seed: u64,
+    /// What the optimizer's own parameters are kept in.
+    kept: StatePrecision,
     verify: bool,
     round: Mutex<Round>,
     meter: Arc<Meter>,
@@ -57,7 +62,7 @@ pub(crate) struct Slot {
 }
 
 struct Held {
-    state: SlotState,
+    state: HostState,
     /// The buffer handed to the model last: it holds the image of `state`'s master weights.
     on_device: Option<StorageId>,
 }
@@ -67,11 +72,10 @@ impl Slot {
         &self.layout
     }
 
-    /// A slot whose master weights have just been copied from a model; `on_device` is the buffer
-    /// with their image.
-    pub(crate) fn new(layout: SlotLayout, master: &[f32], on_device: Option<StorageId>) -> Self {
-        assert_eq!(layout.len(), master.len());
-        let state = SlotState::new(master, layout.rule.state().len());
+    /// A slot whose master weights have just been copied from a model to `state`; `on_device` is the
+    /// buffer with their image.
+    pub(crate) fn new(layout: SlotLayout, state: HostState, on_device: Option<StorageId>) -> Self {
+        assert_eq!(layout.len(), state.len());
         Self {
             layout,
             held: Mutex::new(Held { state, on_device }),
@@ -134,7 +138,7 @@ impl Engine {
         let mut held = held.lock();
         let Held { state, on_device } = &mut *held;
         if let Some(values) = self.or_abandon(foreign(layout, state, on_device, &weights)) {
-            state.arena.master.copy_from_slice(&values);
+            self.pool.install(|| state.set_master(&values));
         }
         let target = Target::of(&weights);
         // The old weights go before the new ones come, if nobody else holds them.
@@ -143,31 +147,46 @@ impl Engine {
         state.time += 1;
         let (scaling, _) = scaling(&judgement, factor, layout.rule.clipping());
         let update = layout.rule.begin(state.time, lr, scaling);
-        let mut upload = self.uploader.begin(target, slot, shape, layout.precision);
+        let update = update.with_noise(Noise::new(self.seed, slot as u64, state.time));
+        let mut upload = self.begin_upload(target, slot, state);
         let verified = collected.gradient().with_view(|view| {
-            let mut state = state.as_mut();
             let samples = self
                 .verify
-                .then(|| Samples::before(layout, self.meter.round(), &update, &state, view));
-            for (tile, range) in upload.tiles().into_iter().enumerate() {
+                .then(|| Samples::before(layout, self.meter.round(), &update, state, view));
+            for (tile, range) in pieces(&upload, state).into_iter().enumerate() {
                 let boundary = Boundary::Stepped { slot, tile };
                 // Only tests have something to say here, and only by delay or damage.
                 let _ = self.boundaries.pass(boundary);
                 let view = view.slice(range.clone());
-                let poison = |buffer: &mut [u8]| self.boundaries.poison(buffer);
                 let single = range.len() <= self.step.tile;
-                let mut state = state.slice(range.clone());
-                upload.tile(range, poison, |image| {
-                    let update = || self.step.update(&update, state.reborrow(), view, image);
+                let Borrowed {
+                    state: mut borrowed,
+                    halves,
+                } = state.borrow();
+                let mut step = |image: ImageMut<'_>| {
+                    let step = || {
+                        let piece = borrowed.slice(range.clone());
+                        self.step.update(&update, piece, view, image);
+                    };
                     if single {
-                        update();
+                        step();
                     } else {
-                        self.pool.install(update);
+                        self.pool.install(step);
                     }
-                });
-                self.boundaries.damage(boundary, state.master);
+                };
+                match halves {
+                    Some(halves) => {
+                        step(ImageMut::Bf16(halves.piece_mut(tile)));
+                        upload.send(range.start, halves.lend(tile));
+                    }
+                    None => {
+                        let poison = |buffer: &mut [u8]| self.boundaries.poison(buffer);
+                        upload.tile(range.clone(), poison, step);
+                    }
+                }
+                self.damage(boundary, state, range);
             }
-            samples.map_or(Ok(0), |samples| samples.compare(layout, &state))
+            samples.map_or(Ok(0), |samples| samples.compare(layout, state))
         });
         self.gradients.recycle(slot, collected);
         let sent = upload.finish();
@@ -182,16 +201,37 @@ impl Engine {
             .uploaded(layout.device_bytes(), sent.transfers, sent.waited);
         let mut verified = self.or_abandon(verified);
         if self.verify {
-            let master = &mut state.arena.master;
-            self.boundaries
-                .damage(Boundary::HandedBack { slot }, master);
-            verified += self.or_abandon(verify::weights(layout, master, &updated));
+            let all = 0..layout.len();
+            self.damage(Boundary::HandedBack { slot }, state, all);
+            verified += self.or_abandon(verify::weights(layout, state, &updated));
         }
         *on_device = StorageId::of(&updated);
         self.meter.verified(verified);
         self.meter.updated(layout.group, lr, started.elapsed());
         let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         updated
+    }
+
+    /// Begins to send the weights of `slot`.
+    fn begin_upload(&self, target: Target, slot: usize, state: &mut HostState) -> Upload<'_> {
+        let layout = &self.slots[slot].layout;
+        let granularity = state.borrow().state.granularity();
+        self.uploader.begin(
+            target,
+            slot,
+            layout.shape.clone(),
+            layout.precision,
+            granularity,
+        )
+    }
+
+    /// Has a test damage the master weights of `range`.
+    fn damage(&self, boundary: Boundary, state: &mut HostState, range: Range<usize>) {
+        if self.boundaries.damages() {
+            let mut master = state.master_of(range.clone());
+            self.boundaries.damage(boundary, &mut master);
+            state.write_master(range.start, &master, None);
+        }
     }
 
     /// Ends a walk that cannot go on: gradients of the parameters it has not met must not turn up in the
@@ -254,14 +294,16 @@ impl Engine {
             host_gradient_buffers: self.gradients.capacity(),
             in_flight_budget: self.downloader.limit(),
             pinned: self.uploader.pinning().0,
+            state_precision: self.kept,
             ..Default::default()
         };
         for Slot { layout, held } in &self.slots {
-            let arena = &held.lock().state.arena;
+            let state = &held.lock().state;
             report.parameters += layout.len();
             report.device_weights += layout.len() * layout.precision.size();
-            report.host_master += size_of_val(&arena.master[..]);
-            report.host_moments += arena.state_bytes();
+            report.host_master += state.master_bytes();
+            report.host_moments += state.state_bytes();
+            report.pinned_masters += state.pinned();
         }
         report
     }
@@ -299,6 +341,14 @@ impl GradientSink for Engine {
 
     fn loss_scale(&self) -> f32 {
         self.current_loss_scale()
+    }
+}
+
+/// The pieces to step and to send: those of a split master are where its upper halves are.
+fn pieces(upload: &Upload<'_>, state: &HostState) -> Vec<Range<usize>> {
+    match state.halves() {
+        Some(halves) => halves.ranges(),
+        None => upload.tiles(),
     }
 }
 

@@ -1,12 +1,12 @@
 //! What records see of an engine: values of parameters and optimizer state.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Shape, Tensor};
 
 use super::{Engine, Slot, or_panic};
 use crate::error::OffloadError;
-use crate::host::{SavedState, SlotState};
+use crate::host::{HostState, SavedState};
 use crate::layout::SlotLayout;
-use crate::optimize::DeviceImage;
+use crate::optimize::Precision;
 use crate::upload::{self, AutodiffContext, StorageId};
 
 impl Engine {
@@ -18,7 +18,7 @@ impl Engine {
         let Slot { layout, held } = &self.slots[slot];
         let held = held.lock();
         let values = or_panic(foreign(layout, &held.state, &held.on_device, &weights))
-            .unwrap_or_else(|| held.state.arena.master.to_vec());
+            .unwrap_or_else(|| held.state.master());
         upload::on_flex(values, weights.shape())
     }
 
@@ -37,20 +37,26 @@ impl Engine {
         let trains = value.is_autodiff();
         let values = upload::read(value).and_then(upload::as_f32);
         let values = or_panic(values.map_err(|reason| read_error(layout, reason)));
-        let image = DeviceImage::of(layout.precision, &values);
-        let weights = upload::to_device(image, shape, &device);
-        if trains {
-            let mut held = held.lock();
-            held.state.arena.master.copy_from_slice(&values);
-            held.on_device = StorageId::of(&weights);
+        let mut held = held.lock();
+        if !trains {
+            let image = held.state.image_of(&values);
+            return context.restore(upload::to_device(image, shape, &device));
         }
+        let state = &mut held.state;
+        self.pool.install(|| state.set_master(&values));
+        let weights = send(&held.state, shape, &device);
+        held.on_device = StorageId::of(&weights);
         context.restore(weights)
     }
 
-    /// Optimizer state of a slot, copied for a record: the update count and what the rule keeps.
-    pub(crate) fn save_state(&self, slot: usize) -> (u64, Vec<Vec<f32>>) {
-        let held = self.slots[slot].held.lock();
-        (held.state.time, held.state.save())
+    /// Optimizer state of a slot, copied for a record.
+    pub(crate) fn save_state(&self, slot: usize) -> SavedState {
+        let state = &self.slots[slot].held.lock().state;
+        SavedState {
+            time: Some(state.time),
+            state: state.state().into_iter().map(Some).collect(),
+            scales: state.scales(),
+        }
     }
 
     /// Optimizer state of a slot from a record. `false`, with nothing changed, if it does not fit.
@@ -87,7 +93,7 @@ impl Engine {
 /// then holds something else than this engine gave it, and what the model holds counts.
 pub(super) fn foreign<const D: usize>(
     layout: &SlotLayout,
-    state: &SlotState,
+    state: &HostState,
     on_device: &Option<StorageId>,
     weights: &Tensor<D>,
 ) -> Result<Option<Vec<f32>>, OffloadError> {
@@ -96,13 +102,23 @@ pub(super) fn foreign<const D: usize>(
     }
     let error = |reason| read_error(layout, reason);
     let data = upload::read(weights.clone()).map_err(error)?;
-    let master = &state.arena.master;
     let same = upload::to_precision(data.dtype()) == Some(layout.precision)
-        && data.as_bytes() == DeviceImage::of(layout.precision, master).as_bytes();
+        && state.has_image(data.as_bytes());
     if same {
         Ok(None)
     } else {
         upload::as_f32(data).map(Some).map_err(error)
+    }
+}
+
+/// The device's image of the master weights as a tensor on `device`, without autodiff. Upper halves in one
+/// piece are lent.
+pub(crate) fn send<const D: usize>(state: &HostState, shape: Shape, device: &Device) -> Tensor<D> {
+    match state.halves() {
+        Some(halves) if halves.ranges().len() == 1 => {
+            upload::lend(halves.lend(0), Precision::Bf16, shape, device)
+        }
+        _ => upload::to_device(state.image(), shape, device),
     }
 }
 

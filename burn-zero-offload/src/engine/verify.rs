@@ -5,8 +5,9 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use crate::error::OffloadError;
+use crate::host::HostState;
 use crate::layout::SlotLayout;
-use crate::optimize::{DeviceImage, GradientView, StateMut, TILE, TilePlan, Update};
+use crate::optimize::{GradientView, TILE, TilePlan, Update};
 use crate::upload;
 
 /// Tiles of a parameter that the oracle computes once more: the first, the last, and one between them
@@ -26,7 +27,7 @@ impl Samples {
         layout: &SlotLayout,
         round: u64,
         update: &Update,
-        state: &StateMut<'_>,
+        state: &HostState,
         gradient: GradientView<'_>,
     ) -> Self {
         let plan = TilePlan::new(layout.len(), TILE);
@@ -39,16 +40,21 @@ impl Samples {
         tiles.dedup();
         let oracle = |tile: usize| {
             let range = plan.range(tile);
-            let copy = |values: &[f32]| values[range.clone()].to_vec();
-            let mut sample = Sample {
-                master: copy(state.master),
-                state: state.state.iter().map(|values| copy(values)).collect(),
-                range: range.clone(),
-            };
-            let mut values = vec![0.0; range.len()];
-            gradient.widen_into(range, &mut values);
-            update.oracle(&mut sample.master, &mut sample.state, &values);
-            sample
+            let (mut master, mut values) =
+                (state.master_of(range.clone()), state.state_of(range.clone()));
+            let mut scaled = vec![0.0; range.len()];
+            gradient.widen_into(range.clone(), &mut scaled);
+            update.oracle(&mut master, &mut values, &scaled);
+            // As they are once they have been kept.
+            let noise = update.noise().from(range.start);
+            let mut kept = state.like(range.len());
+            kept.write_master(0, &master, Some(noise));
+            kept.set_state(&values, Some(noise));
+            Sample {
+                master: kept.master(),
+                state: kept.state(),
+                range,
+            }
         };
         Self(tiles.into_iter().map(oracle).collect())
     }
@@ -57,15 +63,18 @@ impl Samples {
     pub(super) fn compare(
         &self,
         layout: &SlotLayout,
-        state: &StateMut<'_>,
+        state: &HostState,
     ) -> Result<u64, OffloadError> {
         for sample in &self.0 {
             let names = layout.rule.state();
-            let values = std::iter::once((&sample.master, &*state.master, "master weight"));
-            let others = sample.state.iter().zip(&state.state).zip(names);
-            let others = others.map(|((expected, got), name)| (expected, &**got, *name));
-            for (expected, got, what) in values.chain(others) {
-                let got = &got[sample.range.clone()];
+            let (master, values) = (
+                state.master_of(sample.range.clone()),
+                state.state_of(sample.range.clone()),
+            );
+            let masters = std::iter::once((&sample.master, &master, "master weight"));
+            let others = sample.state.iter().zip(&values).zip(names);
+            let others = others.map(|((expected, got), name)| (expected, got, *name));
+            for (expected, got, what) in masters.chain(others) {
                 let bits = expected.iter().zip(got);
                 let wrong = bits
                     .enumerate()
@@ -86,10 +95,10 @@ impl Samples {
     }
 }
 
-/// Reads the weights back and compares them with the image of `master`. Returns their number.
+/// Reads the weights back and compares them with what `state` says they are. Returns their number.
 pub(super) fn weights<const D: usize>(
     layout: &SlotLayout,
-    master: &[f32],
+    state: &HostState,
     on_device: &Tensor<D>,
 ) -> Result<u64, OffloadError> {
     let path = || layout.path.clone();
@@ -98,12 +107,12 @@ pub(super) fn weights<const D: usize>(
         path: path(),
         reason,
     })?;
-    let image = DeviceImage::of(layout.precision, master);
+    let image = state.image();
     let size = layout.precision.size();
     let (expected, got) = (image.as_bytes(), data.as_bytes());
     let mut elements = expected.chunks(size).zip(got.chunks(size));
     if expected.len() == got.len() && expected == got {
-        return Ok(master.len() as u64);
+        return Ok(state.len() as u64);
     }
     let element = elements.position(|(expected, got)| expected != got);
     let element = element.unwrap_or(expected.len().min(got.len()) / size);
@@ -111,7 +120,7 @@ pub(super) fn weights<const D: usize>(
         path: path(),
         what: "weight on the device",
         element,
-        expected: master.get(element).map_or("none".into(), f32::to_string),
+        expected: (state.master().get(element)).map_or("none".into(), f32::to_string),
         got: data
             .iter::<f32>()
             .nth(element)

@@ -3,10 +3,18 @@
 
 mod arena;
 mod gradients;
+mod halves;
+mod memory;
 mod state;
+mod threads;
 mod tiles;
+mod topology;
 
-pub(crate) use arena::{AlignedBuffer, Arena};
 pub(crate) use gradients::{Contribution, GradientStore};
-pub(crate) use state::{SavedState, SlotState};
-pub(crate) use tiles::{Tile, TileRing};
+pub(crate) use halves::Halves;
+pub(crate) use memory::AlignedBuffer;
+pub use state::HostState;
+pub(crate) use state::{Borrowed, SavedState};
+pub(crate) use threads::pool;
+pub(crate) use tiles::TileRing;
+pub(crate) use topology::Placement;

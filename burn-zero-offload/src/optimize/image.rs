@@ -1,7 +1,8 @@
 //! What the device holds of a master weight: its image in the device's element type.
 //!
 //! Images always come from here, never from a cast on the device, so that host and device agree
-//! bit for bit on what the device should hold. Rounding is to nearest, ties to even (IEEE 754).
+//! bit for bit on what the device should hold. Rounding is to nearest, ties to even (IEEE 754); the
+//! image of a split master (see [`StatePrecision`](super::StatePrecision)) is its upper half.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -52,9 +53,9 @@ impl DeviceImage {
     pub fn of(precision: Precision, master: &[f32]) -> Self {
         let mut image = Self::zeroed(precision, master.len());
         match &mut image {
-            Self::F32(image) => f32::round_into(master, image),
-            Self::F16(image) => f16::round_into(master, image),
-            Self::Bf16(image) => bf16::round_into(master, image),
+            Self::F32(image) => image.copy_from_slice(master),
+            Self::F16(image) => image.convert_from_f32_slice(master),
+            Self::Bf16(image) => image.convert_from_f32_slice(master),
         }
         image
     }
@@ -110,6 +111,34 @@ pub enum ImageMut<'a> {
 }
 
 impl<'a> ImageMut<'a> {
+    /// Number of weights.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(image) => image.len(),
+            Self::F16(image) => image.len(),
+            Self::Bf16(image) => image.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn split_at(self, at: usize) -> (Self, Self) {
+        macro_rules! halves {
+            ($variant:ident, $image:ident) => {{
+                let (left, right) = $image.split_at_mut(at);
+                (Self::$variant(left), Self::$variant(right))
+            }};
+        }
+        match self {
+            Self::F32(image) => halves!(F32, image),
+            Self::F16(image) => halves!(F16, image),
+            Self::Bf16(image) => halves!(Bf16, image),
+        }
+    }
+
     /// The elements that `bytes` holds.
     ///
     /// # Panics
@@ -121,30 +150,6 @@ impl<'a> ImageMut<'a> {
             Precision::F16 => Self::F16(bytemuck::cast_slice_mut(bytes)),
             Precision::Bf16 => Self::Bf16(bytemuck::cast_slice_mut(bytes)),
         }
-    }
-}
-
-/// An element of an image.
-pub(super) trait Image: Copy + Send + Sync {
-    /// Rounds a tile of master weights.
-    fn round_into(master: &[f32], image: &mut [Self]);
-}
-
-impl Image for f32 {
-    fn round_into(master: &[f32], image: &mut [Self]) {
-        image.copy_from_slice(master);
-    }
-}
-
-impl Image for f16 {
-    fn round_into(master: &[f32], image: &mut [Self]) {
-        image.convert_from_f32_slice(master);
-    }
-}
-
-impl Image for bf16 {
-    fn round_into(master: &[f32], image: &mut [Self]) {
-        image.convert_from_f32_slice(master);
     }
 }
 

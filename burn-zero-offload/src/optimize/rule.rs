@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::step::{Begun, BegunUpdate};
-use super::{GradientClip, GradientScaling};
+use super::{GradientClip, GradientScaling, Noise};
 
 /// How a weight follows from its gradient, one element at a time.
 ///
@@ -61,6 +61,11 @@ use super::{GradientClip, GradientScaling};
 /// # }
 /// ```
 pub trait Rule<const N: usize>: Clone + fmt::Debug + Send + Sync + 'static {
+    /// What kinds of values the state holds, if it bears being rounded in every update: it may then be
+    /// kept in less than `f32` (see [`StatePrecision`](super::StatePrecision)). `None`, the default,
+    /// for state that does not: sums that only grow, say, or values that have to fit each other.
+    const LOSSY: Option<[StateKind; N]> = None;
+
     /// What all elements of one update share, computed once.
     type Scalars: Send + Sync + 'static;
 
@@ -93,10 +98,24 @@ pub trait Rule<const N: usize>: Clone + fmt::Debug + Send + Sync + 'static {
         Some(state.map(Option::unwrap_or_default))
     }
 
+    /// A rule that gives the same bits with these hyper-parameters and has less to do, if there is one.
+    fn shorter(&self) -> Option<HostRule> {
+        None
+    }
+
     /// Values that Burn's records of this rule hold besides its state, computed from it.
     fn derived(_state: [&[f32]; N]) -> Vec<(&'static str, Vec<f32>)> {
         Vec::new()
     }
+}
+
+/// What the values of a rule's state may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateKind {
+    /// Of both signs, such as a mean of gradients.
+    Signed,
+    /// Never negative, such as a mean of squares; used through its square root.
+    NonNegative,
 }
 
 /// A rule with all its hyper-parameters, whatever its type.
@@ -109,10 +128,10 @@ pub struct HostRule {
 impl HostRule {
     /// Takes a rule as it is.
     pub fn new<const N: usize>(rule: impl Rule<N>) -> Self {
-        Self {
+        rule.shorter().unwrap_or_else(|| Self {
             rule: Arc::new(Erased(rule)),
             clip: None,
-        }
+        })
     }
 
     /// Clips the gradient of each parameter on its own, as the clipping of Burn's optimizer configs
@@ -130,7 +149,16 @@ impl HostRule {
     /// Begins update number `time`, counted from 1, of a parameter at learning rate `lr`.
     pub fn begin(&self, time: u64, lr: f64, scaling: GradientScaling) -> Update {
         let begun = self.rule.begin(time, lr);
-        Update { begun, scaling }
+        Update {
+            begun,
+            scaling,
+            noise: Noise::new(0, 0, time),
+        }
+    }
+
+    /// See [`Rule::LOSSY`].
+    pub fn lossy(&self) -> Option<&'static [StateKind]> {
+        self.rule.lossy()
     }
 
     /// Names of the values kept for each weight.
@@ -162,9 +190,21 @@ impl fmt::Debug for HostRule {
 pub struct Update {
     pub(super) begun: Box<dyn BegunUpdate>,
     pub(super) scaling: GradientScaling,
+    pub(super) noise: Noise,
 }
 
 impl Update {
+    /// The bits that state in less than `f32` is rounded by; those of seed 0 and parameter 0 otherwise.
+    pub fn with_noise(mut self, noise: Noise) -> Self {
+        self.noise = noise;
+        self
+    }
+
+    /// See [`with_noise`](Self::with_noise).
+    pub(crate) fn noise(&self) -> Noise {
+        self.noise
+    }
+
     /// Applies the update as the plain loop of [`oracle`](super::oracle) does it.
     pub(crate) fn oracle(&self, master: &mut [f32], state: &mut [Vec<f32>], gradient: &[f32]) {
         self.begun.oracle(self.scaling, master, state, gradient);
@@ -181,6 +221,7 @@ impl fmt::Debug for Update {
 
 trait AnyRule: fmt::Debug + Send + Sync {
     fn state(&self) -> &'static [&'static str];
+    fn lossy(&self) -> Option<&'static [StateKind]>;
     fn time(&self) -> &'static str;
     fn begin(&self, time: u64, lr: f64) -> Box<dyn BegunUpdate>;
     fn complete(&self, state: Vec<Option<Vec<f32>>>) -> Option<Vec<Vec<f32>>>;
@@ -198,6 +239,10 @@ impl<R: fmt::Debug, const N: usize> fmt::Debug for Erased<R, N> {
 impl<R: Rule<N>, const N: usize> AnyRule for Erased<R, N> {
     fn state(&self) -> &'static [&'static str] {
         &R::STATE
+    }
+
+    fn lossy(&self) -> Option<&'static [StateKind]> {
+        const { &R::LOSSY }.as_ref().map(|kinds| &kinds[..])
     }
 
     fn time(&self) -> &'static str {

@@ -4,9 +4,10 @@ use pulp::{Scalar, Simd, WithSimd};
 use serde::{Deserialize, Serialize};
 
 /// An instruction set for the CPU step. All of them give the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SimdLevel {
     /// No vector instructions beyond the target's baseline; fused multiply-adds may be calls.
+    #[default]
     Scalar,
     /// AVX2 with FMA (x86-64-v3).
     Avx2,

@@ -1,22 +1,41 @@
-//! One parameter's update: tiles over threads, a vectorised loop within each tile.
+//! The updates of parameters: pieces over threads, one fused loop within each piece.
+
+mod kernel;
 
 use std::ops::Range;
 
-use pulp::{Simd, WithSimd};
+use smallvec::SmallVec;
 
-use super::image::Image;
-use super::{GradientScaling, GradientView, ImageMut, Rule, SimdLevel, TILE, Update, oracle};
+use super::codec::{MasterMut, MomentMut};
+use super::{GradientView, ImageMut, SimdLevel, TILE, Update};
 
-/// The state of one parameter, borrowed for a step. All slices have the same length.
+/// The state of one parameter or of a range of it, borrowed for a step. All of it has the same length.
 #[derive(Debug)]
 pub struct StateMut<'a> {
-    /// fp32 master weights.
-    pub master: &'a mut [f32],
-    /// What the rule keeps for each weight, in the order of [`Rule::STATE`].
-    pub state: Vec<&'a mut [f32]>,
+    /// Number of its first element within the parameter: the random bits of an element depend on it.
+    pub start: usize,
+    /// Master weights.
+    pub master: MasterMut<'a>,
+    /// What the rule keeps for each weight, in the order of [`Rule::STATE`](super::Rule::STATE).
+    pub state: Vec<MomentMut<'a>>,
 }
 
-impl StateMut<'_> {
+impl<'a> StateMut<'a> {
+    /// All in `f32`.
+    pub fn full(master: &'a mut [f32], state: Vec<&'a mut [f32]>) -> Self {
+        Self {
+            start: 0,
+            master: MasterMut::F32(master),
+            state: state.into_iter().map(MomentMut::F32).collect(),
+        }
+    }
+
+    /// Elements that pieces of it have to begin at a multiple of.
+    pub(crate) fn granularity(&self) -> usize {
+        let all = self.state.iter().map(MomentMut::granularity);
+        all.max().unwrap_or(1)
+    }
+
     /// The same state, borrowed for less long.
     pub fn reborrow(&mut self) -> StateMut<'_> {
         self.slice(0..self.master.len())
@@ -26,27 +45,43 @@ impl StateMut<'_> {
     ///
     /// # Panics
     ///
-    /// If `range` is out of bounds.
+    /// If `range` is out of bounds, or cuts 8-bit state elsewhere than at multiples of 512 elements.
     pub fn slice(&mut self, range: Range<usize>) -> StateMut<'_> {
         let state = self.state.iter_mut();
         StateMut {
-            master: &mut self.master[range.clone()],
-            state: state.map(|values| &mut values[range.clone()]).collect(),
+            start: self.start + range.start,
+            master: self.master.slice(range.clone()),
+            state: state.map(|values| values.slice(range.clone())).collect(),
         }
     }
 }
 
-/// How the update of a parameter is carried out; changes speed, never a bit of the result.
+/// How updates are carried out; changes speed, never a bit of the result.
 #[derive(Clone, Copy, Debug)]
 pub struct TileStep {
     /// Instruction set of the inner loop.
     pub simd: SimdLevel,
-    /// Elements per tile, [`TILE`] unless a test asks for less. At most [`TILE`].
+    /// Elements per tile, [`TILE`] unless a test asks for less. At most [`TILE`]; 8-bit state is cut at
+    /// the next multiple of 512.
     pub tile: usize,
 }
 
 /// Tiles that one task does one after the other: handing over a task costs as much as part of a tile.
 const TILES_PER_TASK: usize = 4;
+
+/// An update of one parameter, ready to be carried out.
+#[derive(Debug)]
+pub struct Work<'a> {
+    /// The rule with its scalars.
+    pub update: &'a Update,
+    /// What it changes.
+    pub state: StateMut<'a>,
+    /// The gradient.
+    pub gradient: GradientView<'a>,
+    /// Where the device's image of the new master weights goes. The image of split masters holds their
+    /// upper halves before, too.
+    pub image: ImageMut<'a>,
+}
 
 impl TileStep {
     /// Tiles of the default size on instruction set `simd`.
@@ -55,12 +90,13 @@ impl TileStep {
     }
 
     /// Applies `update` to `state` and writes the device's image of the new master weights.
-    /// Runs on the current rayon pool; a single tile runs on the calling thread.
+    /// Runs on the current rayon pool; a few tiles run on the calling thread.
     ///
     /// # Panics
     ///
-    /// If the lengths of `gradient`, `state` and `image` differ, or `state` has another number of values
-    /// per weight than the rule.
+    /// If the lengths of `gradient`, `state` and `image` differ, if `state` has another number of values
+    /// per weight than the rule or is kept in what the rule does not bear, or if the image of a split master
+    /// is not bf16.
     pub fn update(
         &self,
         update: &Update,
@@ -68,190 +104,169 @@ impl TileStep {
         gradient: GradientView<'_>,
         image: ImageMut<'_>,
     ) {
+        self.task(Task::new(Work {
+            update,
+            state,
+            gradient,
+            image,
+        }));
+    }
+
+    /// The same for many parameters at once: small ones share tasks, so that ten thousand of a few elements
+    /// keep all threads as busy as one large one.
+    ///
+    /// # Panics
+    ///
+    /// As [`update`](Self::update).
+    pub fn update_all(&self, work: Vec<Work<'_>>) {
+        let tasks = work.into_iter().map(|work| Some(Task::new(work)));
+        self.tasks(&mut tasks.collect::<Vec<_>>());
+    }
+
+    /// Tasks that are still there, each once.
+    fn tasks(&self, tasks: &mut [Option<Task<'_>>]) {
+        let len = |task: &Option<Task<'_>>| task.as_ref().map_or(0, Task::len);
+        let all: usize = tasks.iter().map(len).sum();
+        if tasks.len() > 1 && all > self.most() {
+            // Where about half of the elements are to the left.
+            let mut left = 0;
+            let middle = tasks.iter().position(|task| {
+                left += len(task);
+                left > all / 2
+            });
+            let middle = middle.unwrap_or(1).clamp(1, tasks.len() - 1);
+            let (left, right) = tasks.split_at_mut(middle);
+            rayon::join(|| self.tasks(left), || self.tasks(right));
+            return;
+        }
+        for task in tasks.iter_mut().filter_map(Option::take) {
+            self.task(task);
+        }
+    }
+
+    /// Elements that one task may have.
+    fn most(&self) -> usize {
         assert!(
             self.tile > 0 && self.tile <= TILE,
             "a tile has 1 to {TILE} elements"
         );
-        let Update { begun, scaling } = update;
-        begun.apply(*self, *scaling, state, gradient, image);
-    }
-}
-
-/// An update whose scalars are known, of whatever rule.
-pub(super) trait BegunUpdate: Send + Sync {
-    fn apply(
-        &self,
-        step: TileStep,
-        scaling: GradientScaling,
-        state: StateMut<'_>,
-        gradient: GradientView<'_>,
-        image: ImageMut<'_>,
-    );
-
-    /// The same as the plain loop does it, without an image.
-    fn oracle(
-        &self,
-        scaling: GradientScaling,
-        master: &mut [f32],
-        state: &mut [Vec<f32>],
-        gradient: &[f32],
-    );
-}
-
-/// The scalars of an update of rule `R`.
-pub(super) struct Begun<R: Rule<N>, const N: usize>(pub(super) R::Scalars);
-
-impl<R: Rule<N>, const N: usize> BegunUpdate for Begun<R, N> {
-    fn apply(
-        &self,
-        step: TileStep,
-        scaling: GradientScaling,
-        state: StateMut<'_>,
-        gradient: GradientView<'_>,
-        image: ImageMut<'_>,
-    ) {
-        let StateMut { master, state } = state;
-        let count = state.len();
-        let Ok(state) = <[&mut [f32]; N]>::try_from(state) else {
-            panic!("the rule keeps {N} values for each weight, {count} were given")
-        };
-        let run = Run::<R, N> {
-            step,
-            scaling,
-            scalars: &self.0,
-            gradient,
-        };
-        match image {
-            ImageMut::F32(image) => run.all(master, state, image),
-            ImageMut::F16(image) => run.all(master, state, image),
-            ImageMut::Bf16(image) => run.all(master, state, image),
-        }
+        TILES_PER_TASK * self.tile
     }
 
-    fn oracle(
-        &self,
-        scaling: GradientScaling,
-        master: &mut [f32],
-        state: &mut [Vec<f32>],
-        gradient: &[f32],
-    ) {
-        let count = state.len();
-        let Ok(state) = <&mut [Vec<f32>; N]>::try_from(state) else {
-            panic!("the rule keeps {N} values for each weight, {count} were given")
-        };
-        oracle::elements::<N, R>(&self.0, scaling, master, state, gradient);
-    }
-}
-
-/// What the tiles of an update share.
-struct Run<'a, R: Rule<N>, const N: usize> {
-    step: TileStep,
-    scaling: GradientScaling,
-    scalars: &'a R::Scalars,
-    gradient: GradientView<'a>,
-}
-
-impl<R: Rule<N>, const N: usize> Run<'_, R, N> {
-    fn all<H: Image>(&self, master: &mut [f32], state: [&mut [f32]; N], image: &mut [H]) {
-        let len = master.len();
-        assert_eq!(
-            self.gradient.len(),
-            len,
-            "gradient and master weights differ in length"
-        );
-        assert_eq!(
-            image.len(),
-            len,
-            "device image and master weights differ in length"
-        );
-        for values in &state {
-            assert_eq!(
-                values.len(),
-                len,
-                "state and master weights differ in length"
-            );
-        }
-        self.tiles(0, master, state, image);
-    }
-
-    /// The elements from `start` on: halves them, at the border of a tile, until they are few.
-    fn tiles<H: Image>(
-        &self,
-        start: usize,
-        master: &mut [f32],
-        mut state: [&mut [f32]; N],
-        image: &mut [H],
-    ) {
-        let tile = self.step.tile;
-        let count = master.len().div_ceil(tile);
-        if count > TILES_PER_TASK {
-            let middle = count / 2 * tile;
-            let (left, right) = master.split_at_mut(middle);
-            let (left_image, right_image) = image.split_at_mut(middle);
-            let mut halves = state.map(|values| values.split_at_mut(middle));
-            let left_state = halves.each_mut().map(|half| std::mem::take(&mut half.0));
-            let right_state = halves.map(|half| half.1);
-            rayon::join(
-                || self.tiles(start, left, left_state, left_image),
-                || self.tiles(start + middle, right, right_state, right_image),
-            );
+    /// Halves a task, at the border of a tile, until it is short.
+    fn task(&self, task: Task<'_>) {
+        let tile = self.tile.next_multiple_of(task.granularity());
+        if task.len() > self.most().max(tile) {
+            let middle = task.len().div_ceil(tile) / 2 * tile;
+            let (left, right) = task.split_at(middle);
+            rayon::join(|| self.task(left), || self.task(right));
             return;
         }
-        let tiles = master.chunks_mut(tile).zip(image.chunks_mut(tile));
-        for (index, (p, h)) in tiles.enumerate() {
-            let from = index * tile;
-            let mut buffer = [0.0f32; TILE];
-            let g = &mut buffer[..p.len()];
-            let at = start + from;
-            self.gradient.widen_into(at..at + p.len(), g);
-            let (scaling, s) = (self.scaling, self.scalars);
-            let state = state
-                .each_mut()
-                .map(|values| &mut values[from..from + p.len()]);
-            self.step.simd.run(Loop::<R, N> {
-                p,
-                state,
-                g,
-                scaling,
-                s,
-            });
-            H::round_into(p, h);
-        }
+        let update = task.update;
+        update.begun.run(self.simd, update, task.piece);
     }
 }
 
-struct Loop<'a, R: Rule<N>, const N: usize> {
-    p: &'a mut [f32],
-    state: [&'a mut [f32]; N],
-    g: &'a [f32],
-    scaling: GradientScaling,
-    s: &'a R::Scalars,
+/// A piece of a parameter and what happens to it.
+struct Task<'a> {
+    update: &'a Update,
+    piece: Piece<'a>,
 }
 
-impl<R: Rule<N>, const N: usize> WithSimd for Loop<'_, R, N> {
-    type Output = ();
+/// Streams of the same elements.
+pub(super) struct Piece<'a> {
+    start: usize,
+    master: MasterMut<'a>,
+    state: SmallVec<[MomentMut<'a>; 3]>,
+    gradient: GradientView<'a>,
+    image: ImageMut<'a>,
+}
 
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _simd: S) {
-        let Self {
-            p,
+impl<'a> Task<'a> {
+    fn new(work: Work<'a>) -> Self {
+        let Work {
+            update,
             state,
-            g,
-            scaling,
-            s,
-        } = self;
-        let n = p.len();
-        let (state, g) = (state.map(|values| &mut values[..n]), &g[..n]);
-        for i in 0..n {
-            let before = std::array::from_fn(|k| state[k][i]);
-            let (weight, after) = R::update(s, p[i], before, scaling.apply(g[i]));
-            p[i] = weight;
-            for k in 0..N {
-                state[k][i] = after[k];
-            }
+            gradient,
+            image,
+        } = work;
+        let len = state.master.len();
+        let same = |what: &str, other: usize| {
+            assert_eq!(other, len, "{what} and master weights differ in length");
+        };
+        same("gradient", gradient.len());
+        same("device image", image.len());
+        state.state.iter().for_each(|s| same("state", s.len()));
+        Self {
+            update,
+            piece: Piece {
+                start: state.start,
+                master: state.master,
+                state: state.state.into(),
+                gradient,
+                image,
+            },
         }
     }
+
+    fn len(&self) -> usize {
+        self.piece.len()
+    }
+
+    fn granularity(&self) -> usize {
+        let all = self.piece.state.iter().map(MomentMut::granularity);
+        all.max().unwrap_or(1)
+    }
+
+    fn split_at(self, at: usize) -> (Self, Self) {
+        let update = self.update;
+        let (left, right) = self.piece.split_at(at);
+        let task = |piece| Self { update, piece };
+        (task(left), task(right))
+    }
 }
+
+impl<'a> Piece<'a> {
+    fn len(&self) -> usize {
+        self.master.len()
+    }
+
+    /// The same with another gradient.
+    fn with_gradient<'b>(self, gradient: GradientView<'b>) -> Piece<'b>
+    where
+        'a: 'b,
+    {
+        Piece {
+            start: self.start,
+            master: self.master,
+            // One by one: a `SmallVec` of longer borrows is not one of shorter ones.
+            state: self.state.into_iter().map(|s| -> MomentMut<'b> { s }).collect(),
+            gradient,
+            image: self.image,
+        }
+    }
+
+    fn split_at(self, at: usize) -> (Self, Self) {
+        let len = self.len();
+        let (left, right) = self.master.split_at(at);
+        let (left_image, right_image) = self.image.split_at(at);
+        let (left_state, right_state) = self.state.into_iter().map(|s| s.split_at(at)).unzip();
+        let piece = |start, master, state, gradient, image| Self {
+            start,
+            master,
+            state,
+            gradient,
+            image,
+        };
+        let (from, to) = (self.gradient.slice(0..at), self.gradient.slice(at..len));
+        (
+            piece(self.start, left, left_state, from, left_image),
+            piece(self.start + at, right, right_state, to, right_image),
+        )
+    }
+}
+
+pub(super) use kernel::{Begun, BegunUpdate};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use burn::optim::{AdaGradConfig, AdamConfig, AdamWConfig, LionConfig, RmsPropCon
 use super::{Offload, install, rule};
 use crate::config::OffloadConfig;
 use crate::error::OffloadError;
-use crate::optimize::HostRule;
+use crate::optimize::{HostRule, StatePrecision};
 
 /// Optimizer configs whose step can run on the CPU: those of Burn that update every element on its own,
 /// and your own (see [`Rule`](crate::optimize::Rule)).
@@ -32,6 +32,7 @@ pub trait WithOffload: Sized {
             offload: config,
             default: self.host_rule(),
             groups: Vec::new(),
+            kept: Vec::new(),
         }
     }
 }
@@ -61,6 +62,7 @@ pub struct OffloadOptimizerConfig {
     pub(super) offload: OffloadConfig,
     pub(super) default: Result<HostRule, OffloadError>,
     pub(super) groups: Vec<(ParamGroup, Result<HostRule, OffloadError>)>,
+    pub(super) kept: Vec<(ParamGroup, StatePrecision)>,
 }
 
 impl OffloadOptimizerConfig {
@@ -84,6 +86,30 @@ impl OffloadOptimizerConfig {
     /// ```
     pub fn with_group(mut self, group: ParamGroup, config: impl WithOffload) -> Self {
         self.groups.push((group, config.host_rule()));
+        self
+    }
+
+    /// Keeps master weights and state of the parameters of `group` as `precision` says, whatever
+    /// [`OffloadConfig::state_precision`](OffloadConfig#structfield.state_precision) does. A parameter in
+    /// several groups follows the last one added. Independent of [`with_group`](Self::with_group).
+    ///
+    /// 8-bit moments, but not for the embedding, whose rare tokens have small gradients:
+    ///
+    /// ```
+    /// use burn::module::ParamGroup;
+    /// use burn::optim::AdamWConfig;
+    /// use burn_zero_offload::{OffloadConfig, StatePrecision, WithOffload};
+    ///
+    /// let config = OffloadConfig::new().with_state_precision(Some(StatePrecision::Int8Moments));
+    /// let optimizer = AdamWConfig::new()
+    ///     .with_offload(config)
+    ///     .with_state_precision(
+    ///         ParamGroup::from_predicate("embedding"),
+    ///         StatePrecision::Bf16Moments,
+    ///     );
+    /// ```
+    pub fn with_state_precision(mut self, group: ParamGroup, precision: StatePrecision) -> Self {
+        self.kept.push((group, precision));
         self
     }
 

@@ -9,11 +9,12 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use super::scan::{Scan, scan};
 use super::{Offload, OffloadOptimizerConfig, options};
 use crate::capture::{GradientTap, Passes, TapTarget};
-use crate::engine::{Engine, Slot};
+use crate::engine::{self, Engine, Slot};
 use crate::error::OffloadError;
+use crate::host::{self, Halves, HostState, Placement};
 use crate::layout::SlotLayout;
-use crate::optimize::{DeviceImage, HostRule, Precision, SimdLevel, UnsupportedSimd};
-use crate::upload::{self, AutodiffContext, StorageId, Target};
+use crate::optimize::{HostRule, Precision, StatePrecision};
+use crate::upload::{self, AutodiffContext, StorageId, Target, UploadOptions};
 
 pub(super) fn install<M: Module>(
     config: OffloadOptimizerConfig,
@@ -23,6 +24,7 @@ pub(super) fn install<M: Module>(
         offload,
         default,
         groups,
+        kept,
     } = config;
     let rules = Rules {
         default: default?,
@@ -32,12 +34,7 @@ pub(super) fn install<M: Module>(
             .collect::<Result<_, _>>()?,
         used: HashSet::new(),
     };
-    let simd = match offload.simd {
-        Some(level) => level
-            .require()
-            .map_err(|UnsupportedSimd(level)| OffloadError::UnsupportedSimd(level))?,
-        None => SimdLevel::best(),
-    };
+    let simd = options::simd(&offload)?;
     options::check(&offload)?;
     let scan = scan(&model)?;
     let Some(device) = &scan.device else {
@@ -45,9 +42,22 @@ pub(super) fn install<M: Module>(
     };
     let precision = choose_precision(offload.dtype, device)?;
 
+    let placement = Placement::choose(offload.threads, options::on_a_gpu(device));
+    let pool = host::pool(&placement).map_err(|error| OffloadError::Threads {
+        reason: error.to_string(),
+    })?;
+    let pool = Arc::new(pool);
     let mut mover = Mover {
         rules,
         precision,
+        kept: Kept {
+            all: offload.state_precision,
+            groups: kept,
+            used: HashSet::new(),
+        },
+        upload: options::upload(&offload),
+        staged: 0,
+        pool: pool.clone(),
         full_precision: offload.full_precision.clone(),
         scan: &scan,
         path: Vec::new(),
@@ -65,6 +75,7 @@ pub(super) fn install<M: Module>(
         places,
         full_precision_used,
         error,
+        kept,
         ..
     } = mover;
     if let Some(error) = error {
@@ -75,6 +86,9 @@ pub(super) fn install<M: Module>(
     };
     let unused = (0..rules.groups.len()).find(|index| !rules.used.contains(index));
     let unused = unused.map(|index| format!("number {index} (counted from 0)"));
+    let not_kept = (0..kept.groups.len()).find(|index| !kept.used.contains(index));
+    let not_kept = not_kept.map(|index| format!("of `with_state_precision` number {index}"));
+    let unused = unused.or(not_kept);
     let no_head = offload.full_precision.is_some() && !full_precision_used;
     if let Some(group) = unused.or_else(|| no_head.then(|| "given to `with_full_precision`".into()))
     {
@@ -82,7 +96,8 @@ pub(super) fn install<M: Module>(
         return Err(OffloadError::EmptyGroup { group, example });
     }
     let options = options::of_engine(&offload, simd, precision, rules.groups.len() + 1)?;
-    let engine = Arc::new(Engine::new(slots, &target, options)?);
+    let threads = (pool, placement.to_string());
+    let engine = Arc::new(Engine::new(slots, &target, options, threads)?);
     let passes = Passes::of(engine.clone());
     let model = model.apply_reparameterization(Attacher {
         engine: engine.clone(),
@@ -137,6 +152,51 @@ impl Rules {
     }
 }
 
+/// What masters and state are kept in.
+struct Kept {
+    all: Option<StatePrecision>,
+    groups: Vec<(ParamGroup, StatePrecision)>,
+    /// Groups that match some parameter.
+    used: HashSet<usize>,
+}
+
+impl Kept {
+    /// That of a parameter in `precision` on the device: of the last group that matches, or of all, or
+    /// the default.
+    fn of(
+        &mut self,
+        id: &ParamId,
+        path: &str,
+        precision: Precision,
+        rule: &HostRule,
+    ) -> Result<StatePrecision, OffloadError> {
+        let mut asked = self.all;
+        for (index, (group, kept)) in self.groups.iter().enumerate() {
+            if group.matches(id, Some(path)) {
+                self.used.insert(index);
+                asked = Some(*kept);
+            }
+        }
+        let Some(kept) = asked else {
+            return Ok(StatePrecision::default_for(precision));
+        };
+        let refused = |reason: String| {
+            Err(OffloadError::StatePrecision {
+                path: path.to_string(),
+                kept,
+                reason,
+            })
+        };
+        if kept.needs_bf16() && precision == Precision::F16 {
+            return refused("its weights on the device are f16, not bf16".into());
+        }
+        if kept.is_lossy() && rule.lossy().is_none() {
+            return refused(format!("the state of {rule:?} does not bear rounding"));
+        }
+        Ok(kept)
+    }
+}
+
 /// What `init` did with a parameter.
 #[derive(Clone)]
 enum Place {
@@ -150,6 +210,11 @@ enum Place {
 struct Mover<'a> {
     rules: Rules,
     precision: Precision,
+    kept: Kept,
+    upload: UploadOptions,
+    /// Bytes of device memory on the host that upper halves have.
+    staged: usize,
+    pool: Arc<rayon::ThreadPool>,
     full_precision: Option<ParamGroup>,
     scan: &'a Scan,
     path: Vec<String>,
@@ -188,8 +253,17 @@ impl ModuleMapper for Mover<'_> {
         let precision = if full { Precision::F32 } else { self.precision };
         let value = if value.is_require_grad() {
             let (group, rule) = self.rules.of(&id, &path);
+            let kept = self.kept.of(&id, &path, precision, &rule);
+            let kept = kept.unwrap_or_else(|error| {
+                self.error = Some(error);
+                StatePrecision::Full
+            });
+            if self.error.is_some() {
+                return Param::from_mapped_value(id, value, mapper);
+            }
             let shape = value.shape();
             let layout = SlotLayout {
+                kept,
                 path,
                 id,
                 shape,
@@ -233,16 +307,36 @@ impl Mover<'_> {
                 return value;
             }
         };
+        let target = Target::of(&value);
         // The old value goes before the new one comes.
         upload::release(value);
-        let image = DeviceImage::of(layout.precision, &master);
-        let weights = upload::to_device(image, layout.shape.clone(), &device);
-        self.target.get_or_insert_with(|| Target::of(&weights));
+        let mut state = self.state(&layout, &target);
+        self.pool.install(|| state.set_master(&master));
+        let weights = engine::send(&state, layout.shape.clone(), &device);
+        self.target.get_or_insert(target);
         self.places
             .insert(path, Place::Slot(self.slots.len(), record_shape));
         self.slots
-            .push(Slot::new(layout, &master, StorageId::of(&weights)));
+            .push(Slot::new(layout, state, StorageId::of(&weights)));
         context.restore(weights)
+    }
+
+    /// Host state for a parameter whose weights are on `target`.
+    fn state(&mut self, layout: &SlotLayout, target: &Target) -> HostState {
+        let (len, kept) = (layout.len(), layout.kept);
+        let granularity = kept.granularity();
+        let pieces = self.upload.pieces(target, len, granularity);
+        let tiled = pieces.len() > 1;
+        let halves = || {
+            Halves::new(pieces, |bytes| {
+                // Small weights go whole, which copies them anyway.
+                let fits = self.upload.pins(self.staged + bytes);
+                let buffer = (tiled && fits).then(|| target.staging(1, bytes))?.pop()?;
+                self.staged += bytes;
+                Some(buffer)
+            })
+        };
+        HostState::in_pieces(&layout.rule, layout.precision, kept, len, halves)
     }
 
     /// Frozen weights and buffers meet the others in operations that do not promote.

@@ -1,9 +1,13 @@
 //! What an `OffloadConfig` means to the engine.
 
+use burn::tensor::Device;
+
 use crate::config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
 use crate::engine::{EngineOptions, RoundPolicy};
 use crate::error::OffloadError;
-use crate::optimize::{LossScale, Precision, SimdLevel, is_power_of_two};
+use crate::optimize::{
+    LossScale, Precision, SimdLevel, StatePrecision, UnsupportedSimd, is_power_of_two,
+};
 use crate::upload::UploadOptions;
 
 /// Refuses values that cannot work, before anything is moved.
@@ -30,6 +34,50 @@ pub(super) fn check(config: &OffloadConfig) -> Result<(), OffloadError> {
         .map_or(Ok(()), |scale| loss_scale(scale).map(|_| ()))
 }
 
+/// How weights are sent.
+pub(super) fn upload(config: &OffloadConfig) -> UploadOptions {
+    UploadOptions {
+        tile: config.upload_tile,
+        pinned: config.pinned,
+    }
+}
+
+/// Whether `device` may be a GPU, which the threads of the step should be near.
+pub(super) fn on_a_gpu(device: &Device) -> bool {
+    cfg!(feature = "cuda") && *device != Device::flex()
+}
+
+/// Forces an instruction set where the config does not.
+const SIMD_VARIABLE: &str = "BURN_OFFLOAD_SIMD";
+
+/// The instruction set asked for by config or environment, or the best there is.
+pub(super) fn simd(config: &OffloadConfig) -> Result<SimdLevel, OffloadError> {
+    choose_simd(config.simd, std::env::var(SIMD_VARIABLE).ok())
+}
+
+fn choose_simd(
+    asked: Option<SimdLevel>,
+    variable: Option<String>,
+) -> Result<SimdLevel, OffloadError> {
+    let named = |name: String| {
+        let level = SimdLevel::ALL
+            .into_iter()
+            .find(|level| format!("{level:?}").eq_ignore_ascii_case(name.trim()));
+        level.ok_or(OffloadError::OutOfRange {
+            name: SIMD_VARIABLE,
+            value: name,
+            expected: "`scalar`, `avx2`, `avx512` or `neon`, or not to be set",
+        })
+    };
+    let level = match (asked, variable.filter(|name| !name.trim().is_empty())) {
+        (Some(level), _) => level,
+        (None, Some(name)) => named(name)?,
+        (None, None) => return Ok(SimdLevel::best()),
+    };
+    let missing = |UnsupportedSimd(level)| OffloadError::UnsupportedSimd(level);
+    level.require().map_err(missing)
+}
+
 /// The options of an engine whose weights are in `precision`, with `groups` groups; `config` has been
 /// checked.
 pub(super) fn of_engine(
@@ -45,12 +93,10 @@ pub(super) fn of_engine(
     };
     Ok(EngineOptions {
         simd,
-        threads: config.threads,
+        seed: config.seed,
+        kept: (config.state_precision).unwrap_or(StatePrecision::default_for(precision)),
         in_flight: config.in_flight,
-        upload: UploadOptions {
-            tile: config.upload_tile,
-            pinned: config.pinned,
-        },
+        upload: upload(config),
         policy: RoundPolicy {
             max_grad_norm: config.max_grad_norm.map(f64::from),
             mean: config.accumulation == Accumulation::Mean,

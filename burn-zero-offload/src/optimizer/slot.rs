@@ -30,6 +30,8 @@ struct InEngine;
 mod names {
     pub(super) const PREFIX: &str = "offload";
     pub(super) const TIME: &str = "time";
+    /// Of 8-bit state; its values are with those of Burn's names.
+    pub(super) const SCALES: &str = "offload.scales";
     pub(super) const ROUNDS: &str = "rounds";
     pub(super) const SCALE: &str = "loss_scale";
     pub(super) const GOOD_STEPS: &str = "good_steps";
@@ -71,12 +73,25 @@ impl DynOptimizer for SlotOptimizer {
     fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
         let layout = self.engine.layout(self.slot);
         debug_assert_eq!(layout.shape.num_dims(), state.rank());
-        let (time, values) = self.engine.save_state(self.slot);
+        let SavedState {
+            time,
+            state,
+            scales,
+        } = self.engine.save_state(self.slot);
+        let time = time.unwrap_or_default();
+        let values: Vec<Vec<f32>> = state.into_iter().flatten().collect();
         // Before the first update there is no state, as in Burn; every round so far was skipped.
         if time > 0 {
             let rule = &layout.rule;
             out.push_scalar(prefix, rule.time(), (time as usize).into());
             let derived = rule.derived(&values);
+            let ours = join_path(prefix, names::SCALES);
+            for (name, scales) in rule.state().iter().zip(scales) {
+                if let Some(scales) = scales {
+                    let len = scales.len();
+                    out.push_tensor(&ours, name, TensorData::new(scales, [len]));
+                }
+            }
             let named = rule.state().iter().copied().zip(values).chain(derived);
             for (name, values) in named {
                 let data = TensorData::new(values, layout.shape.clone());
@@ -126,14 +141,19 @@ impl DynOptimizer for SlotOptimizer {
         let scale = src.take_scalar(&ours, names::SCALE);
         let scale = scale.and_then(|scale| f64::try_from(scale).ok());
 
-        let mut take = |name| {
+        let mut take = |prefix: &str, name| {
             let data = src.take_tensor(prefix, name)?.try_cast_as::<f32>().ok()?;
             data.try_to_vec::<f32>().ok()
         };
-        let state = rule.state().iter().map(|name| take(name)).collect();
-        let restored = self
-            .engine
-            .restore_state(self.slot, SavedState { time, state });
+        let state = rule.state().iter().map(|name| take(prefix, name)).collect();
+        let ours = join_path(prefix, names::SCALES);
+        let scales = rule.state().iter().map(|name| take(&ours, name)).collect();
+        let saved = SavedState {
+            time,
+            state,
+            scales,
+        };
+        let restored = self.engine.restore_state(self.slot, saved);
         if !restored {
             return None;
         }

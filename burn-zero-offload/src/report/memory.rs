@@ -13,11 +13,12 @@ pub struct MemoryReport {
     pub parameters: usize,
     /// Weights on the device.
     pub device_weights: usize,
-    /// fp32 master weights on the host.
+    /// Master weights on the host. Of split ones the upper half, 2 bytes, is the buffer that uploads are
+    /// sent from; on Flex the model's own weights are that buffer.
     pub host_master: usize,
     /// Optimizer state on the host (Adam's moments, for example), padding to cache lines included.
     pub host_moments: usize,
-    /// Precision of master weights and optimizer state.
+    /// What master weights and state of the optimizer's own parameters are kept in.
     pub state_precision: StatePrecision,
     /// Gradients of the current round on the host, now.
     pub host_gradients: usize,
@@ -27,8 +28,10 @@ pub struct MemoryReport {
     /// Most bytes of gradients that the device holds on their way to the host, one more gradient
     /// not counted.
     pub in_flight_budget: usize,
-    /// Pinned host memory that uploads go through.
+    /// Pinned host memory that uploads go through, split masters not counted.
     pub pinned: usize,
+    /// Part of `host_master` that is pinned.
+    pub pinned_masters: usize,
 }
 
 impl MemoryReport {
@@ -73,11 +76,12 @@ mod tests {
             device_weights: 2_000_000,
             host_master: 4_000_000,
             host_moments: 8_000_000,
-            state_precision: StatePrecision::Fp32,
+            state_precision: StatePrecision::Full,
             host_gradients: 0,
             host_gradient_buffers: 2_000_000,
             in_flight_budget: 4_000_000,
             pinned: 500_000,
+            pinned_masters: 0,
         };
         assert_eq!(report.host(), 14_500_000);
         let text = report.to_string();

@@ -57,7 +57,11 @@ impl Meter {
             next_loss_scale: current.next_loss_scale,
             skips: current.skips,
             last_overflow: current.last_overflow,
-            groups: vec![GroupReport::default(); current.groups.len()],
+            groups: current.groups.iter().map(GroupReport::next).collect(),
+            simd: current.simd,
+            threads: current.threads,
+            placement: current.placement.clone(),
+            state_precision: current.state_precision,
             in_flight_budget: current.in_flight_budget,
             pinned_up: current.pinned_up,
             pinning: current.pinning.clone(),
@@ -226,6 +230,7 @@ mod tests {
         let second_group = GroupReport {
             updated: 3,
             learning_rates: rates,
+            ..Default::default()
         };
         assert_eq!(first.groups[1], second_group);
 

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{StatePrecision, json_float};
+use super::json_float;
+use crate::optimize::{SimdLevel, StatePrecision};
 
 /// What became of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +54,18 @@ pub struct GroupReport {
     pub updated: usize,
     /// Learning rates they were updated with, each once, in the order of the model.
     pub learning_rates: Vec<f64>,
+    /// What its master weights and state are kept in, each kind once.
+    pub state_precision: Vec<StatePrecision>,
+}
+
+impl GroupReport {
+    /// The report of the next round.
+    pub(super) fn next(&self) -> Self {
+        Self {
+            state_precision: self.state_precision.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 /// What one round did, what it moved, and what it waited for.
@@ -88,8 +101,15 @@ pub struct StepReport {
     pub clipped_grad_norm: f64,
     /// The optimizer's own parameters first, then those of each `with_group`.
     pub groups: Vec<GroupReport>,
-    /// Precision of master weights and optimizer state.
+    /// What master weights and state of the optimizer's own parameters are kept in; `groups` has that of
+    /// each.
     pub state_precision: StatePrecision,
+    /// Instruction set of the CPU step.
+    pub simd: SimdLevel,
+    /// Threads of the CPU step.
+    pub threads: usize,
+    /// Where they run.
+    pub placement: String,
     /// Bytes of gradients brought to the host: 2 per half parameter and use. A weight used so often
     /// in one backward that its sum is smaller than its terms is summed on the device and costs 4
     /// (see [`OffloadConfig::in_flight`](crate::OffloadConfig#structfield.in_flight)).
@@ -177,10 +197,12 @@ impl fmt::Display for StepReport {
         }
         writeln!(
             f,
-            "step      verdict {:.2} ms, updates {:.2} ms, {} state",
+            "step      verdict {:.2} ms, updates {:.2} ms; {}, {:?}, {}",
             ms(self.judging),
             ms(self.updating),
-            self.state_precision
+            self.state_precision,
+            self.simd,
+            self.placement
         )?;
         writeln!(
             f,
@@ -231,12 +253,14 @@ mod tests {
             }),
             loss_scale: 65536.0,
             next_loss_scale: 32768.0,
+            placement: "2 threads".into(),
             grad_norm: f64::INFINITY,
             clipped_grad_norm: f64::NAN,
             groups: vec![
                 GroupReport {
                     updated: 4,
                     learning_rates: vec![1e-3, 2e-4],
+                    state_precision: vec![StatePrecision::SplitMaster],
                 },
                 GroupReport::default(),
             ],
@@ -254,7 +278,7 @@ mod tests {
             "loss scale 65536, next 32768",
             "group 0   4 parameters updated, lr 1e-3, 2e-4\n",
             "group 1   0 parameters updated, lr -\n",
-            "fp32 state",
+            "fp32, Scalar, 2 threads",
         ] {
             assert!(text.contains(expected), "{expected:?} is not in\n{text}");
         }

@@ -11,7 +11,7 @@ mod weights;
 
 pub(crate) use storage::{StorageId, release};
 pub(crate) use target::Target;
-pub(crate) use uploader::{UploadOptions, Uploader};
+pub(crate) use uploader::{Upload, UploadOptions, Uploader};
 pub(crate) use weights::{
-    AutodiffContext, as_f32, on_flex, read, to_device, to_dtype, to_precision,
+    AutodiffContext, as_f32, lend, on_flex, read, to_device, to_dtype, to_precision,
 };

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Bytes, Shape, Tensor};
 use parking_lot::{Condvar, Mutex};
 
 use super::Target;
 use super::target::Unwritten;
 use crate::boundary::{Boundaries, Boundary};
-use crate::host::Tile;
 use crate::optimize::Precision;
 use crate::panics;
 
@@ -37,7 +36,7 @@ struct TileJob {
     index: usize,
     to: Unwritten,
     offset: usize,
-    tile: Tile,
+    tile: Bytes,
     progress: Arc<Progress>,
 }
 
@@ -127,7 +126,7 @@ pub(super) struct Tiles<'a> {
 
 impl Tiles<'_> {
     /// Sends a tile to the byte `offset` of the parameter. Blocks while the thread is behind.
-    pub(super) fn send(&mut self, offset: usize, tile: Tile) {
+    pub(super) fn send(&mut self, offset: usize, tile: Bytes) {
         self.progress.state.lock().pending += 1;
         let job = TileJob {
             slot: self.slot,
@@ -180,7 +179,7 @@ fn send(job: TileJob, boundaries: &Boundaries) {
     } = job;
     let sent = catch_unwind(AssertUnwindSafe(move || {
         boundaries.pass(Boundary::Sent { slot, tile: index })?;
-        to.write(offset, tile.into_bytes())
+        to.write(offset, tile)
     }));
     progress.complete(sent.unwrap_or_else(|panic| Err(panics::message(panic))));
 }

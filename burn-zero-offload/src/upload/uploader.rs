@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Bytes, Shape, Tensor};
 
 use super::Target;
 use super::sender::Sender;
@@ -47,9 +47,38 @@ pub(crate) struct UploadOptions {
     pub(crate) pinned: Option<usize>,
 }
 
+impl UploadOptions {
+    /// Elements per tile. More than there can be means: everything whole.
+    fn tile(self) -> usize {
+        let tile = self.tile.unwrap_or(TILE);
+        tile.checked_next_multiple_of(WORD).unwrap_or(usize::MAX)
+    }
+
+    /// Whether so many bytes may be pinned.
+    pub(crate) fn pins(self, bytes: usize) -> bool {
+        self.pinned.is_none_or(|most| bytes <= most)
+    }
+
+    /// The pieces in which `len` weights go to `target`, in order, each beginning at a multiple of
+    /// `granularity`.
+    pub(crate) fn pieces(
+        self,
+        target: &Target,
+        len: usize,
+        granularity: usize,
+    ) -> Vec<Range<usize>> {
+        let granularity = granularity.next_multiple_of(WORD);
+        let tile = self.tile().checked_next_multiple_of(granularity);
+        match tile.filter(|tile| target.takes_tiles() && len > *tile) {
+            Some(tile) => tiles(len, tile, granularity),
+            None => std::iter::once(0..len).collect(),
+        }
+    }
+}
+
 /// Sends weights to a device. Shared by all parameters.
 pub(crate) struct Uploader {
-    tile: usize,
+    options: UploadOptions,
     ring: TileRing,
     pinning: String,
     /// Where tiles go; none where weights go whole.
@@ -64,9 +93,7 @@ impl Uploader {
         parameters: impl Iterator<Item = (usize, Precision)>,
         boundaries: &Boundaries,
     ) -> io::Result<Self> {
-        let tile = options.tile.unwrap_or(TILE);
-        // More than there can be means: everything whole.
-        let tile = tile.checked_next_multiple_of(WORD).unwrap_or(usize::MAX);
+        let tile = options.tile();
         let tiled = parameters.filter(|(len, _)| *len > tile);
         let widest = tiled.map(|(_, precision)| precision.size()).max();
         let (ring, pinning) = match (target.takes_tiles(), widest) {
@@ -78,7 +105,7 @@ impl Uploader {
             .takes_tiles()
             .then(|| Sender::start(boundaries.clone()));
         Ok(Self {
-            tile,
+            options,
             ring,
             pinning,
             sender: sender.transpose()?,
@@ -90,23 +117,29 @@ impl Uploader {
         (self.ring.pinned_bytes(), &self.pinning)
     }
 
-    /// Begins to send a parameter of `shape` in `precision`.
+    /// Begins to send a parameter of `shape` in `precision`, in pieces that begin at multiples of
+    /// `granularity`.
     pub(crate) fn begin(
         &self,
         target: Target,
         slot: usize,
         shape: Shape,
         precision: Precision,
+        granularity: usize,
     ) -> Upload<'_> {
-        let len = shape.num_elements();
-        let tiles = self.sender.as_ref().filter(|_| len > self.tile);
+        let pieces = self.options.pieces(&target, shape.num_elements(), granularity);
+        let tiles = self.sender.as_ref().filter(|_| pieces.len() > 1);
         let way = tiles.and_then(|sender| sender.begin(&target, slot, shape.clone(), precision));
-        let way = match way {
-            Some(tiles) => Way::Tiles(Box::new(tiles)),
-            None => Way::Whole(DeviceImage::zeroed(precision, len)),
+        let (way, pieces) = match way {
+            Some(tiles) => (Way::Tiles(Box::new(tiles)), pieces),
+            None => {
+                let whole = std::iter::once(0..shape.num_elements());
+                (Way::Whole(Vec::new()), whole.collect())
+            }
         };
         Upload {
             uploader: self,
+            pieces,
             target,
             shape,
             precision,
@@ -119,6 +152,7 @@ impl Uploader {
 /// A parameter on its way.
 pub(crate) struct Upload<'a> {
     uploader: &'a Uploader,
+    pieces: Vec<Range<usize>>,
     target: Target,
     shape: Shape,
     precision: Precision,
@@ -127,7 +161,8 @@ pub(crate) struct Upload<'a> {
 }
 
 enum Way<'a> {
-    Whole(DeviceImage),
+    /// What goes in one piece, in the pieces it comes in.
+    Whole(Vec<Bytes>),
     Tiles(Box<super::sender::Tiles<'a>>),
 }
 
@@ -141,10 +176,18 @@ pub(crate) struct Sent {
 impl Upload<'_> {
     /// The tiles to write, in order; they cover the parameter once.
     pub(crate) fn tiles(&self) -> Vec<Range<usize>> {
-        let len = self.shape.num_elements();
-        match &self.way {
-            Way::Whole(_) => std::iter::once(0..len).collect(),
-            Way::Tiles(_) => tiles(len, self.uploader.tile),
+        self.pieces.clone()
+    }
+
+    /// Sends the elements from `start` on, which are somewhere already.
+    pub(crate) fn send(&mut self, start: usize, bytes: Bytes) {
+        match &mut self.way {
+            Way::Whole(pieces) => pieces.push(bytes),
+            Way::Tiles(tiles) => {
+                let started = Instant::now();
+                tiles.send(start * self.precision.size(), bytes);
+                self.waited += started.elapsed();
+            }
         }
     }
 
@@ -156,18 +199,18 @@ impl Upload<'_> {
         write: impl FnOnce(ImageMut<'_>),
     ) {
         match &mut self.way {
-            Way::Whole(image) => {
+            Way::Whole(pieces) => {
+                let mut image = DeviceImage::zeroed(self.precision, range.len());
                 poison(image.as_bytes_mut());
                 write(image.as_mut());
+                pieces.push(super::weights::into_bytes(image));
             }
-            Way::Tiles(tiles) => {
+            Way::Tiles(_) => {
                 let size = self.precision.size();
                 let mut tile = self.uploader.ring.take(range.len() * size);
                 poison(tile.as_mut());
                 write(ImageMut::of_bytes(self.precision, tile.as_mut()));
-                let started = Instant::now();
-                tiles.send(range.start * size, tile);
-                self.waited += started.elapsed();
+                self.send(range.start, tile.into_bytes());
             }
         }
     }
@@ -176,8 +219,8 @@ impl Upload<'_> {
     pub(crate) fn finish<const D: usize>(self) -> Result<(Tensor<D>, Sent), String> {
         let started = Instant::now();
         let (tensor, transfers) = match self.way {
-            Way::Whole(image) => {
-                let bytes = super::weights::into_bytes(image);
+            Way::Whole(pieces) => {
+                let bytes = joined(pieces);
                 let large = bytes.len() >= FLUSHED;
                 let tensor = self.target.send(bytes, self.shape, self.precision);
                 if let Some(sender) = self.uploader.sender.as_ref().filter(|_| large) {
@@ -192,17 +235,49 @@ impl Upload<'_> {
     }
 }
 
+/// One piece as it is, several after one another.
+fn joined(mut pieces: Vec<Bytes>) -> Bytes {
+    match pieces.len() {
+        1 => pieces.remove(0),
+        _ => {
+            // Of the element type with the widest alignment: what follows may want it.
+            let len: usize = pieces.iter().map(Bytes::len).sum();
+            let mut all = vec![0u128; len.div_ceil(size_of::<u128>())];
+            let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut all);
+            for piece in &pieces {
+                let (here, after) = rest.split_at_mut(piece.len());
+                here.copy_from_slice(piece);
+                rest = after;
+            }
+            Bytes::from_shared(
+                bytes::Bytes::from_owner(Joined(all, len)),
+                burn::tensor::AllocationProperty::Native,
+            )
+        }
+    }
+}
+
+struct Joined(Vec<u128>, usize);
+
+impl AsRef<[u8]> for Joined {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.0)[..self.1]
+    }
+}
+
 /// Tiles of `tile` elements; the last is small, as its landing is waited for.
-fn tiles(len: usize, tile: usize) -> Vec<Range<usize>> {
+fn tiles(len: usize, tile: usize, granularity: usize) -> Vec<Range<usize>> {
     let plan = TilePlan::new(len, tile);
     let mut tiles: Vec<_> = (0..plan.count()).map(|index| plan.range(index)).collect();
     if let Some(last) = tiles.last_mut()
         && last.len() > LAST
     {
         let end = last.end;
-        last.end = (end - LAST).next_multiple_of(WORD);
-        let split = last.end;
-        tiles.push(split..end);
+        let split = (end - LAST).next_multiple_of(granularity);
+        if split > last.start && split < end {
+            last.end = split;
+            tiles.push(split..end);
+        }
     }
     tiles
 }
@@ -239,7 +314,7 @@ mod tests {
             (long, long),
             (long + 1, 2 * LAST),
         ] {
-            let tiles = tiles(len, tile);
+            let tiles = tiles(len, tile, WORD);
             let mut next = 0;
             for tile in &tiles {
                 assert_eq!(tile.start, next);
@@ -250,6 +325,9 @@ mod tests {
             assert_eq!(next, len);
             assert!(tiles.last().unwrap().len() <= LAST);
         }
-        assert_eq!(tiles(10, 4), [0..4, 4..8, 8..10]);
+        assert_eq!(tiles(10, 4, 2), [0..4, 4..8, 8..10]);
+        let coarse = tiles(long + 7, long + 512, 512);
+        assert!(coarse.iter().all(|tile| tile.start.is_multiple_of(512)));
+        assert_eq!(coarse.len(), 2);
     }
 }

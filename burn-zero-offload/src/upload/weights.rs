@@ -31,8 +31,19 @@ pub(crate) fn to_device<const D: usize>(
     shape: Shape,
     device: &Device,
 ) -> Tensor<D> {
-    let dtype = to_dtype(image.precision()).into();
-    let data = TensorData::from_bytes(into_bytes(image), shape, dtype);
+    let precision = image.precision();
+    lend(into_bytes(image), precision, shape, device)
+}
+
+/// The same of the elements in `bytes`.
+pub(crate) fn lend<const D: usize>(
+    bytes: Bytes,
+    precision: Precision,
+    shape: Shape,
+    device: &Device,
+) -> Tensor<D> {
+    let dtype = to_dtype(precision).into();
+    let data = TensorData::from_bytes(bytes, shape, dtype);
     Tensor::from_data(data, (&device.clone().inner(), dtype))
 }
 

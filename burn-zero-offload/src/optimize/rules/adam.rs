@@ -1,6 +1,8 @@
 //! Adam, AdamW and AMSGrad.
 
-use crate::optimize::Rule;
+use std::fmt;
+
+use crate::optimize::{HostRule, Rule, StateKind};
 
 /// How a weight is pulled towards zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,6 +104,15 @@ impl Rule<2> for Adam {
 
     const TIME: &'static str = "momentum.time";
 
+    const LOSSY: Option<[StateKind; 2]> = Some([StateKind::Signed, StateKind::NonNegative]);
+
+    fn shorter(&self) -> Option<HostRule> {
+        match self.weight_decay {
+            WeightDecay::None | WeightDecay::Decoupled(_) => Some(HostRule::new(PlainAdam(*self))),
+            WeightDecay::L2(_) | WeightDecay::Cautious(_) => None,
+        }
+    }
+
     fn scalars(&self, time: u64, lr: f64) -> AdamScalars {
         let (beta_1, beta_2) = (self.beta_1 as f64, self.beta_2 as f64);
         let correction_1 = 1.0 - beta_1.powf(time as f64);
@@ -131,6 +142,39 @@ impl Rule<2> for Adam {
     fn update(s: &AdamScalars, p: f32, [m, v]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
         let (m, v) = s.moments(p, m, v, g);
         (s.weight(p, m, v), [m, v])
+    }
+}
+
+/// [`Adam`] with decoupled decay or none: no penalty, no comparison of signs.
+#[derive(Clone, Copy, PartialEq)]
+struct PlainAdam(Adam);
+
+impl fmt::Debug for PlainAdam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Rule<2> for PlainAdam {
+    type Scalars = AdamScalars;
+
+    const STATE: [&'static str; 2] = Adam::STATE;
+
+    const TIME: &'static str = Adam::TIME;
+
+    const LOSSY: Option<[StateKind; 2]> = Adam::LOSSY;
+
+    fn scalars(&self, time: u64, lr: f64) -> AdamScalars {
+        self.0.scalars(time, lr)
+    }
+
+    #[inline(always)]
+    fn update(s: &AdamScalars, p: f32, [m, v]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let m = s.beta_1.mul_add(m, s.one_minus_beta_1 * g);
+        let v = s.beta_2.mul_add(v, (s.one_minus_beta_2 * g) * g);
+        let denominator = v.sqrt();
+        let denominator = denominator.mul_add(s.inverse_sqrt_correction_2, s.epsilon);
+        (s.step_size.mul_add(-(m / denominator), p * s.keep), [m, v])
     }
 }
 

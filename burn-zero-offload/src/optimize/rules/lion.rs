@@ -1,6 +1,6 @@
 //! Lion.
 
-use crate::optimize::Rule;
+use crate::optimize::{Rule, StateKind};
 
 /// Lion with the hyper-parameters of Burn's `LionConfig` (Chen et al., arXiv 2302.06675):
 ///
@@ -33,6 +33,8 @@ impl Rule<1> for Lion {
     type Scalars = LionScalars;
 
     const STATE: [&'static str; 1] = ["momentum"];
+
+    const LOSSY: Option<[StateKind; 1]> = Some([StateKind::Signed]);
 
     fn scalars(&self, _time: u64, lr: f64) -> LionScalars {
         LionScalars {

@@ -1,6 +1,6 @@
 //! RMSProp.
 
-use crate::optimize::Rule;
+use crate::optimize::{Rule, StateKind};
 
 /// RMSProp with the hyper-parameters of Burn's `RmsPropConfig` (Hinton, 2012; Graves, arXiv 1308.0850,
 /// where centered):
@@ -99,6 +99,8 @@ impl Rule<1> for RmsProp<false, false> {
     type Scalars = RmsPropScalars;
     const STATE: [&'static str; 1] = [SQUARES];
 
+    const LOSSY: Option<[StateKind; 1]> = Some([StateKind::NonNegative]);
+
     fn scalars(&self, _time: u64, lr: f64) -> RmsPropScalars {
         self.shared(lr)
     }
@@ -117,6 +119,9 @@ impl Rule<1> for RmsProp<false, false> {
 impl Rule<2> for RmsProp<false, true> {
     type Scalars = RmsPropScalars;
     const STATE: [&'static str; 2] = [SQUARES, BUFFER];
+
+    const LOSSY: Option<[StateKind; 2]> =
+        Some([StateKind::NonNegative, StateKind::Signed]);
 
     fn scalars(&self, _time: u64, lr: f64) -> RmsPropScalars {
         self.shared(lr)

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent, with and without momentum.
 
-use crate::optimize::Rule;
+use crate::optimize::{Rule, StateKind};
 
 /// `p <- p - lr g`, the rule of Burn's `SgdConfig` without momentum.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +14,8 @@ impl Rule<0> for Sgd {
     type Scalars = (f32, f32);
 
     const STATE: [&'static str; 0] = [];
+
+    const LOSSY: Option<[StateKind; 0]> = Some([]);
 
     fn scalars(&self, _time: u64, lr: f64) -> (f32, f32) {
         (self.penalty, lr as f32)
@@ -61,6 +63,8 @@ impl Rule<1> for Momentum {
     type Scalars = MomentumScalars;
 
     const STATE: [&'static str; 1] = ["momentum.velocity"];
+
+    const LOSSY: Option<[StateKind; 1]> = Some([StateKind::Signed]);
 
     fn scalars(&self, time: u64, lr: f64) -> MomentumScalars {
         MomentumScalars {

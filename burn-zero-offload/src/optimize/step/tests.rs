@@ -1,7 +1,9 @@
 use half::{bf16, f16};
 
 use super::super::rules::{Adam, AmsGrad, Lion, Momentum, RmsProp, Sgd, WeightDecay};
-use super::super::{DeviceImage, GradientClip, HostRule, Precision};
+use super::super::{
+    DeviceImage, GradientClip, GradientScaling, HostRule, Precision, Rule, oracle,
+};
 use super::*;
 
 fn adam(weight_decay: WeightDecay) -> Adam {
@@ -47,10 +49,8 @@ impl<const N: usize> State<N> {
     }
 
     fn as_mut(&mut self) -> StateMut<'_> {
-        StateMut {
-            master: &mut self.p,
-            state: self.state.iter_mut().map(|v| &mut v[..]).collect(),
-        }
+        let state = self.state.iter_mut().map(|v| &mut v[..]);
+        StateMut::full(&mut self.p, state.collect())
     }
 
     fn bits(&self) -> Vec<u32> {
@@ -261,7 +261,7 @@ fn slices_that_start_at_an_odd_element_give_the_same_bits() {
         let exact: Vec<f32> = g[1..].iter().map(|g| g.to_f32()).collect();
         let mut image = DeviceImage::zeroed(Precision::F32, n);
         let view = GradientView::Bf16(&g[1..]);
-        let slice = odd.as_mut().slice(1..n + 1).master.as_ptr() as usize;
+        let slice = odd.p[1..].as_ptr() as usize;
         assert_eq!(slice % 8, 4, "it starts at an odd element");
         let step = TileStep::new(simd);
         step.update(&update, odd.as_mut().slice(1..n + 1), view, image.as_mut());

@@ -1,0 +1,410 @@
+//! State in 8 bits: blocks of 32 values share a scale.
+//!
+//! Values that may be negative are companded so that small ones have finer steps; values that may not
+//! be are kept as their square roots, which is what Adam and RMSProp divide by. With `s` the scale of
+//! the block and `q` the code:
+//!
+//! ```text
+//! signed        x = m / s           y = 2 x / (1 + |x|)   q = 127 y     x = y / (2 - |y|)
+//! not negative  y = sqrt(v) / s                           q = 255 y     v = (s y)^2
+//! ```
+//!
+//! (The companding of FlashOptim.) Codes are rounded stochastically, by noise in 256ths. The scale is the
+//! largest value of the block, rounded up to bf16: f16 ends at 6e-8, and first moments of small gradients
+//! are smaller. A root that is not zero never gets code 0: dividing by what was left would throw the
+//! weight away. The reciprocals are a polynomial in fused multiply-adds, the same on every machine.
+//!
+//! A block is every 16th of 512 consecutive elements: its largest value then falls out of vector
+//! operations on rows, without any across a vector.
+
+use half::bf16;
+
+use super::half::Half;
+use super::{Column, LANES, Noise, Rows, Use, lane_noise};
+use crate::optimize::rule::StateKind;
+
+/// Rows whose values in one lane share a scale.
+pub(in crate::optimize) const GROUP_ROWS: usize = 32;
+/// Elements that 16 blocks share.
+pub(crate) const GROUP: usize = GROUP_ROWS * LANES;
+
+/// Scales for `len` elements.
+pub(crate) fn scales_for(len: usize) -> usize {
+    len.div_ceil(GROUP) * LANES
+}
+
+/// Smallest scale, 2^-100: its reciprocal times 2^16 is finite.
+const SMALLEST: u32 = 27 << 23;
+/// 1.5 * 2^23: added to a number of up to 2^22 it leaves its nearest integer in the low bits.
+const MAGIC: f32 = 12_582_912.0;
+/// Noise is in 256ths of a code.
+const PARTS: f32 = 256.0;
+/// Noise that rounds to nearest.
+pub(super) const NEAREST: u32 = 128;
+
+/// `1 / (1 + u)` for `u` in 0 to 1, within 3.9e-4 of itself; 1 at 0, and at 1 one half less 1e-7, so that
+/// no code is beyond the last. Minimax among such polynomials of degree 4.
+#[inline(always)]
+fn reciprocal(u: f32) -> f32 {
+    const C: [f32; 5] = [
+        1.0,
+        -0.988_047_1,
+        0.874_829_9,
+        -0.541_493_36,
+        0.154_710_5,
+    ];
+    let q = C[4].mul_add(u, C[3]).mul_add(u, C[2]);
+    q.mul_add(u, C[1]).mul_add(u, C[0])
+}
+
+/// The scale of a block whose largest value has the bits `peak`.
+#[inline(always)]
+fn scale_of(peak: u32) -> bf16 {
+    let up = (peak.wrapping_add(0xffff) & 0xffff_0000).max(SMALLEST);
+    bf16::from_bits(if peak == 0 { 0 } else { up >> 16 } as u16)
+}
+
+/// What a code is multiplied by to get a companded value, or a root.
+#[inline(always)]
+fn unit(scale: bf16, kind: StateKind) -> f32 {
+    scale.widen() / steps(kind)
+}
+
+/// What a value, or a root, is multiplied by before it is encoded.
+#[inline(always)]
+fn inverse(scale: bf16, kind: StateKind) -> f32 {
+    let scale = f32::from_bits(scale.widen().to_bits().max(SMALLEST));
+    match kind {
+        StateKind::Signed => 1.0 / scale,
+        StateKind::NonNegative => steps(kind) * PARTS / scale,
+    }
+}
+
+/// Codes between 0 and the largest.
+#[inline(always)]
+fn steps(kind: StateKind) -> f32 {
+    match kind {
+        StateKind::Signed => 127.0,
+        StateKind::NonNegative => 255.0,
+    }
+}
+
+/// The value of a code.
+#[inline(always)]
+pub(super) fn decode(code: u8, unit: f32, kind: StateKind) -> f32 {
+    match kind {
+        StateKind::Signed => {
+            let q = code as i8 as f32;
+            // 2 - |y| is 1 + u.
+            let u = q.abs().mul_add(-1.0 / 127.0, 1.0);
+            (q * unit) * reciprocal(u)
+        }
+        StateKind::NonNegative => {
+            let root = code as f32 * unit;
+            root * root
+        }
+    }
+}
+
+/// The code of a value, or of a root. `noise` is 0 to 255.
+#[inline(always)]
+fn encode(value: f32, inverse: f32, noise: u32, kind: StateKind) -> u8 {
+    match kind {
+        StateKind::Signed => {
+            let x = value * inverse;
+            let y = (x * (2.0 * 127.0 * PARTS)).mul_add(reciprocal(x.abs()), MAGIC);
+            (y.to_bits().wrapping_add(noise) >> 8) as u8
+        }
+        StateKind::NonNegative => {
+            let y = value.mul_add(inverse, MAGIC);
+            // At least code 1. In a block of zeros the scale is zero, and the code does not matter.
+            let least = MAGIC.to_bits() + 256;
+            (y.to_bits().wrapping_add(noise).max(least) >> 8) as u8
+        }
+    }
+}
+
+/// What is encoded: the value, or its root.
+#[inline(always)]
+fn encoded(value: f32, kind: StateKind) -> f32 {
+    match kind {
+        StateKind::Signed => value,
+        StateKind::NonNegative => value.sqrt(),
+    }
+}
+
+/// Encodes `values`, the elements from `start` on of a group or more. With `scales` of their own the
+/// codes of decoded values come back exactly.
+pub(super) fn encode_slice(
+    values: &[f32],
+    codes: &mut [u8],
+    scales: &mut [bf16],
+    keep_scales: bool,
+    kind: StateKind,
+    noise: impl Fn(usize) -> u32,
+) {
+    let groups = values.chunks(GROUP).zip(codes.chunks_mut(GROUP));
+    for (group, (values, codes)) in groups.enumerate() {
+        for lane in 0..LANES {
+            let scale = &mut scales[group * LANES + lane];
+            let members = (lane..values.len()).step_by(LANES);
+            if !keep_scales {
+                let bits = |i: usize| encoded(values[i], kind).to_bits() & 0x7fff_ffff;
+                *scale = scale_of(members.clone().map(bits).max().unwrap_or(0));
+            }
+            let inverse = inverse(*scale, kind);
+            for i in members {
+                let noise = noise(group * GROUP + i);
+                codes[i] = encode(encoded(values[i], kind), inverse, noise, kind);
+            }
+        }
+    }
+}
+
+/// Decodes whole groups; the last may be shorter.
+pub(crate) fn decode_slice(codes: &[u8], scales: &[bf16], kind: StateKind, values: &mut [f32]) {
+    for (i, (value, &code)) in values.iter_mut().zip(codes).enumerate() {
+        let scale = scales[i / GROUP * LANES + i % LANES];
+        *value = decode(code, unit(scale, kind), kind);
+    }
+}
+
+/// Values of a group between the update and their encoding.
+#[repr(align(64))]
+pub(in crate::optimize) struct Scratch([[f32; LANES]; GROUP_ROWS]);
+
+impl Scratch {
+    pub(in crate::optimize) const fn new() -> Self {
+        Self([[0.0; LANES]; GROUP_ROWS])
+    }
+}
+
+/// 8-bit codes with their scales.
+pub(in crate::optimize) struct Codes<'a> {
+    codes: Rows<'a, u8>,
+    scales: &'a mut [[bf16; LANES]],
+    scratch: &'a mut Scratch,
+    kind: StateKind,
+    /// Of the group: its scales, and the largest values so far.
+    group_scales: [bf16; LANES],
+    unit: [f32; LANES],
+    peak: [u32; LANES],
+    peak_before_rest: [u32; LANES],
+}
+
+impl<'a> Codes<'a> {
+    pub(in crate::optimize) fn new(
+        codes: &'a mut [u8],
+        scales: &'a mut [bf16],
+        scratch: &'a mut Scratch,
+        kind: StateKind,
+    ) -> Self {
+        Self {
+            codes: Rows::new(codes),
+            scales: scales.as_chunks_mut().0,
+            scratch,
+            kind,
+            group_scales: [bf16::ZERO; LANES],
+            unit: [0.0; LANES],
+            peak: [0; LANES],
+            peak_before_rest: [0; LANES],
+        }
+    }
+}
+
+impl Column for Codes<'_> {
+    type Row = ([u8; LANES], [f32; LANES]);
+
+    #[inline(always)]
+    fn begin(&mut self, group: usize) {
+        self.group_scales = self.scales[group];
+        for lane in 0..LANES {
+            self.unit[lane] = unit(self.group_scales[lane], self.kind);
+        }
+        self.peak = [0; LANES];
+    }
+
+    #[inline(always)]
+    fn read(&self, row: usize) -> Self::Row {
+        (self.codes.read(row), [0.0; LANES])
+    }
+
+    #[inline(always)]
+    fn read_rest(&mut self) -> Self::Row {
+        self.peak_before_rest = self.peak;
+        (self.codes.read_rest(), [0.0; LANES])
+    }
+
+    #[inline(always)]
+    fn write(&mut self, row: usize, values: Self::Row) {
+        self.scratch.0[row % GROUP_ROWS] = values.1;
+    }
+
+    #[inline(always)]
+    fn write_rest(&mut self, row: usize, values: Self::Row) {
+        for lane in self.codes.rest_len()..LANES {
+            self.peak[lane] = self.peak_before_rest[lane];
+        }
+        self.write(row, values);
+    }
+
+    #[inline(always)]
+    fn get(&self, row: &Self::Row, lane: usize, of: Use) -> f32 {
+        decode(row.0[lane], self.unit[lane], of.kind)
+    }
+
+    #[inline(always)]
+    fn put(&mut self, row: &mut Self::Row, lane: usize, value: f32, _noise: u32, of: Use) {
+        let value = encoded(value, of.kind);
+        row.1[lane] = value;
+        self.peak[lane] = self.peak[lane].max(value.to_bits() & 0x7fff_ffff);
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, group: usize, rows: usize, noise: Noise, of: Use) {
+        let mut factor = [0.0; LANES];
+        for lane in 0..LANES {
+            self.group_scales[lane] = scale_of(self.peak[lane]);
+            factor[lane] = inverse(self.group_scales[lane], of.kind);
+        }
+        self.scales[group] = self.group_scales;
+        for row in 0..rows {
+            let first = noise.from(row * LANES).bits();
+            let values = self.scratch.0[row];
+            let mut codes = [0; LANES];
+            for lane in 0..LANES {
+                let noise = of.bits(lane_noise(first, lane)) & 0xff;
+                codes[lane] = encode(values[lane], factor[lane], noise, of.kind);
+            }
+            self.codes.write_any(group * GROUP_ROWS + row, codes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: [StateKind; 2] = [StateKind::Signed, StateKind::NonNegative];
+
+    fn round_trip(values: &[f32], kind: StateKind, noise: u32) -> Vec<f32> {
+        let (mut codes, mut scales) = (
+            vec![0; values.len()],
+            vec![bf16::ZERO; scales_for(values.len())],
+        );
+        encode_slice(values, &mut codes, &mut scales, false, kind, |_| noise);
+        let mut out = vec![f32::NAN; values.len()];
+        decode_slice(&codes, &scales, kind, &mut out);
+        out
+    }
+
+    #[test]
+    fn the_polynomial_is_as_close_as_its_doc_says() {
+        for i in 0..=1 << 20 {
+            let u = i as f32 / (1 << 20) as f32;
+            let exact = 1.0 / (1.0 + u as f64);
+            assert!((reciprocal(u) as f64 / exact - 1.0).abs() < 3.9e-4, "{u}");
+        }
+        assert_eq!(reciprocal(0.0), 1.0);
+    }
+
+    /// acceptance.md, checkpoint 63: what is decoded encodes to the same code, for every code, on a
+    /// range of scales.
+    #[test]
+    fn every_code_comes_back_from_its_value() {
+        for kind in KINDS {
+            for scale in [1e-30f32, 1e-12, 3.7e-4, 1.0, 250.0, 1e15] {
+                let scale = bf16::from_f32(scale);
+                for code in 0..=255u8 {
+                    let impossible = match kind {
+                        StateKind::Signed => code == 128,
+                        StateKind::NonNegative => code == 0,
+                    };
+                    let value = decode(code, unit(scale, kind), kind);
+                    let again = encode(encoded(value, kind), inverse(scale, kind), NEAREST, kind);
+                    assert!(again == code || impossible, "{kind:?} {scale} {code} {again}");
+                }
+            }
+        }
+    }
+
+    /// The bounds of the documentation: a step of the code, whichever way the noise goes.
+    #[test]
+    fn the_error_is_within_a_step_of_the_code() {
+        for kind in KINDS {
+            let values: Vec<f32> = (0..GROUP * 3 + 77)
+                .map(|i| {
+                    let value = (i as f32 * 0.37).sin() * 10f32.powi(i as i32 % 7 - 8);
+                    match kind {
+                        StateKind::Signed => value,
+                        StateKind::NonNegative => value * value,
+                    }
+                })
+                .collect();
+            for noise in [0, NEAREST, 255] {
+                let out = round_trip(&values, kind, noise);
+                for (i, (&value, &got)) in values.iter().zip(&out).enumerate() {
+                    let block = (i / GROUP * GROUP..(i / GROUP + 1) * GROUP).skip(i % LANES);
+                    let block = block.step_by(LANES).filter_map(|i| values.get(i));
+                    let peak = block.fold(0.0f32, |peak, v| peak.max(encoded(*v, kind).abs()));
+                    let scale = peak as f64 * (1.0 + 2f64.powi(-7));
+                    let (from, to) = (encoded(value, kind) as f64, encoded(got, kind) as f64);
+                    // Slope of the companding at the larger of the two, its reciprocals included.
+                    let bound = match kind {
+                        StateKind::Signed => {
+                            let x = (from.abs().max(to.abs()) / scale).min(1.0);
+                            scale * ((1.0 + x).powi(2) / 2.0 / 127.0 * 1.02 + 8e-4 * x)
+                        }
+                        StateKind::NonNegative => scale / 255.0 * 1.001,
+                    };
+                    assert!((from - to).abs() <= bound, "{kind:?} {value} {got} {bound}");
+                    assert!(to.abs() <= scale * 1.001);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_of_a_block_never_wraps_around() {
+        for bits in (0x3f80_0000u32..0x4000_0000).step_by(37) {
+            let value = f32::from_bits(bits);
+            for value in [value, -value] {
+                let got = round_trip(&[value], StateKind::Signed, 255)[0];
+                assert!((got / value - 1.0).abs() < 0.03, "{value} {got}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_root_that_is_not_zero_stays_so_and_zeros_stay_zero() {
+        let mut values = vec![0.0; GROUP];
+        assert_eq!(round_trip(&values, StateKind::NonNegative, 0), values);
+        assert_eq!(round_trip(&values, StateKind::Signed, 255), values);
+        values[0] = 1.0;
+        values[16] = 1e-12;
+        let out = round_trip(&values, StateKind::NonNegative, 0);
+        assert!(out[16] >= 1.5e-5, "{}", out[16]);
+        assert_eq!(out[1], 0.0, "another block");
+        for tiny in [f32::MIN_POSITIVE, 1e-45] {
+            assert!(round_trip(&[tiny], StateKind::NonNegative, 0)[0] >= 0.0);
+            assert!(round_trip(&[tiny], StateKind::Signed, 0)[0].is_finite());
+        }
+    }
+
+    /// The mean over all noise is the value, within what the polynomial and 256ths leave.
+    #[test]
+    fn rounding_is_right_in_the_mean() {
+        for kind in KINDS {
+            for value in [0.013f32, 0.2, 0.77] {
+                let values = [1.0, value].map(|v| if kind == StateKind::Signed { v } else { v * v });
+                let mut block = vec![0.0; 17];
+                (block[0], block[16]) = (values[0], values[1]);
+                let roots = (0..256).map(|noise| {
+                    encoded(round_trip(&block, kind, noise)[16], kind) as f64 / 256.0
+                });
+                let mean: f64 = roots.sum();
+                assert!((mean / value as f64 - 1.0).abs() < 4e-3, "{kind:?} {value} {mean}");
+            }
+        }
+    }
+}

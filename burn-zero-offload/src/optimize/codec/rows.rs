@@ -1,0 +1,78 @@
+//! Slices seen as rows of 16 elements, and what is left over.
+
+/// Elements per row: a vector of `f32` on the widest machines.
+pub(in crate::optimize) const LANES: usize = 16;
+
+/// A mutable slice, cut into rows.
+pub(in crate::optimize) struct Rows<'a, T> {
+    full: &'a mut [[T; LANES]],
+    rest: &'a mut [T],
+}
+
+impl<'a, T: Copy + Default> Rows<'a, T> {
+    pub(in crate::optimize) fn new(values: &'a mut [T]) -> Self {
+        let (full, rest) = values.as_chunks_mut();
+        Self { full, rest }
+    }
+
+    #[inline(always)]
+    pub(super) fn read(&self, row: usize) -> [T; LANES] {
+        self.full[row]
+    }
+
+    #[inline(always)]
+    pub(super) fn rest_len(&self) -> usize {
+        self.rest.len()
+    }
+
+    #[inline(always)]
+    pub(super) fn read_rest(&self) -> [T; LANES] {
+        padded(self.rest)
+    }
+
+    #[inline(always)]
+    pub(super) fn write(&mut self, row: usize, values: [T; LANES]) {
+        self.full[row] = values;
+    }
+
+    #[inline(always)]
+    pub(super) fn write_rest(&mut self, values: [T; LANES]) {
+        self.rest.copy_from_slice(&values[..self.rest.len()]);
+    }
+
+    /// Writes a row, whole or not.
+    #[inline(always)]
+    pub(super) fn write_any(&mut self, row: usize, values: [T; LANES]) {
+        match self.full.get_mut(row) {
+            Some(full) => *full = values,
+            None => self.write_rest(values),
+        }
+    }
+}
+
+/// A row of what there is, then zeros.
+#[inline(always)]
+pub(super) fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
+    let mut row = [T::default(); LANES];
+    row[..rest.len()].copy_from_slice(rest);
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_is_padded_and_written_as_far_as_it_goes() {
+        let mut values: Vec<u16> = (1..=37).collect();
+        let mut rows = Rows::new(&mut values);
+        assert_eq!(rows.read(1)[0], 17);
+        assert_eq!(rows.read_rest()[..6], [33, 34, 35, 36, 37, 0]);
+        rows.write_rest([9; LANES]);
+        rows.write_any(0, [7; LANES]);
+        rows.write_any(2, [8; LANES]);
+        assert_eq!(values[..16], [7; 16]);
+        assert_eq!(values[32..], [8; 5]);
+        assert_eq!(values[31], 32);
+    }
+}
