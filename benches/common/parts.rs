@@ -9,9 +9,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor, bf16};
 use burn_zero_offload::optimize::rules::{Adam, WeightDecay};
 use burn_zero_offload::optimize::{
-    DeviceImage, GradientScaling, GradientView, HostRule, Precision, StateMut, TileStep,
+    DeviceImage, GradientScaling, GradientView, HostRule, Precision, TileStep,
 };
-use burn_zero_offload::{Offload, StepReport};
+use burn_zero_offload::{HostState, Offload, StepReport};
 
 /// One step of offloaded training, in seconds of the thread that trains.
 #[derive(Clone, Debug, Default)]
@@ -195,20 +195,19 @@ pub fn cpu_step_rate(offload: &Offload, len: usize) -> f64 {
         .num_threads(offload.threads())
         .build();
     let pool = pool.expect("threads can be started");
-    let (mut master, mut first, mut second) = (vec![0.01; len], vec![1e-3; len], vec![1e-6; len]);
+    let rule = HostRule::new(rule);
+    let kept = offload.memory().state_precision;
+    let mut state = HostState::new(&rule, Precision::Bf16, kept, &vec![0.01; len]);
     let gradient = vec![bf16::from_f32(1e-3); len];
     let mut image = DeviceImage::zeroed(Precision::Bf16, len);
-    let update = HostRule::new(rule).begin(100, 1e-4, GradientScaling::NONE);
     let step = TileStep::new(offload.simd());
     let mut seconds = Vec::new();
     for number in 0..7 {
-        let state = StateMut {
-            master: &mut master,
-            state: vec![&mut first, &mut second],
-        };
-        let started = Instant::now();
+        let update = rule.begin(number + 1, 1e-4, GradientScaling::NONE);
         let view = GradientView::Bf16(&gradient);
-        pool.install(|| step.update(&update, state, view, image.as_mut()));
+        let work = state.work(&update, view, image.as_mut());
+        let started = Instant::now();
+        pool.install(|| step.update_all(vec![work]));
         if number >= 2 {
             seconds.push(started.elapsed().as_secs_f64());
         }

@@ -1,6 +1,9 @@
 //! The updates of parameters: pieces over threads, one fused loop within each piece.
 
+mod fused;
 mod kernel;
+mod lanes;
+mod staged;
 
 use std::ops::Range;
 
@@ -226,24 +229,9 @@ impl<'a> Task<'a> {
     }
 }
 
-impl<'a> Piece<'a> {
+impl Piece<'_> {
     fn len(&self) -> usize {
         self.master.len()
-    }
-
-    /// The same with another gradient.
-    fn with_gradient<'b>(self, gradient: GradientView<'b>) -> Piece<'b>
-    where
-        'a: 'b,
-    {
-        Piece {
-            start: self.start,
-            master: self.master,
-            // One by one: a `SmallVec` of longer borrows is not one of shorter ones.
-            state: self.state.into_iter().map(|s| -> MomentMut<'b> { s }).collect(),
-            gradient,
-            image: self.image,
-        }
     }
 
     fn split_at(self, at: usize) -> (Self, Self) {

@@ -33,8 +33,8 @@ pub(crate) fn scales_for(len: usize) -> usize {
     len.div_ceil(GROUP) * LANES
 }
 
-/// Smallest scale, 2^-100: its reciprocal times 2^16 is finite.
-const SMALLEST: u32 = 27 << 23;
+/// Smallest scale, 2^-60: the square of the smallest root that has a code, `s / 255`, is an `f32` still.
+const SMALLEST: u32 = (127 - 60) << 23;
 /// 1.5 * 2^23: added to a number of up to 2^22 it leaves its nearest integer in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 /// Noise is in 256ths of a code.
@@ -179,6 +179,11 @@ impl Scratch {
     }
 }
 
+/// A value per lane, where a vector of them can be read back at once: one across two cache lines waits.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct PerLane<T>([T; LANES]);
+
 /// 8-bit codes with their scales.
 pub(in crate::optimize) struct Codes<'a> {
     codes: Rows<'a, u8>,
@@ -187,9 +192,8 @@ pub(in crate::optimize) struct Codes<'a> {
     kind: StateKind,
     /// Of the group: its scales, and the largest values so far.
     group_scales: [bf16; LANES],
-    unit: [f32; LANES],
-    peak: [u32; LANES],
-    peak_before_rest: [u32; LANES],
+    unit: PerLane<f32>,
+    peak: PerLane<u32>,
 }
 
 impl<'a> Codes<'a> {
@@ -205,66 +209,87 @@ impl<'a> Codes<'a> {
             scratch,
             kind,
             group_scales: [bf16::ZERO; LANES],
-            unit: [0.0; LANES],
-            peak: [0; LANES],
-            peak_before_rest: [0; LANES],
+            unit: PerLane([0.0; LANES]),
+            peak: PerLane([0; LANES]),
+        }
+    }
+}
+
+/// A row of codes and what becomes of it. All that its elements need is in it: an array per lane that is
+/// read through `self` would keep the loop over lanes from being vectorised.
+#[derive(Clone, Copy, Default)]
+pub(in crate::optimize) struct CodesRow {
+    codes: [u8; LANES],
+    unit: PerLane<f32>,
+    values: PerLane<f32>,
+    peak: PerLane<u32>,
+}
+
+impl Codes<'_> {
+    #[inline(always)]
+    fn row(&self, codes: [u8; LANES]) -> CodesRow {
+        CodesRow {
+            codes,
+            unit: self.unit,
+            values: PerLane([0.0; LANES]),
+            peak: self.peak,
         }
     }
 }
 
 impl Column for Codes<'_> {
-    type Row = ([u8; LANES], [f32; LANES]);
+    type Row = CodesRow;
 
     #[inline(always)]
     fn begin(&mut self, group: usize) {
         self.group_scales = self.scales[group];
         for lane in 0..LANES {
-            self.unit[lane] = unit(self.group_scales[lane], self.kind);
+            self.unit.0[lane] = unit(self.group_scales[lane], self.kind);
         }
-        self.peak = [0; LANES];
+        self.peak = PerLane([0; LANES]);
     }
 
     #[inline(always)]
     fn read(&self, row: usize) -> Self::Row {
-        (self.codes.read(row), [0.0; LANES])
+        self.row(self.codes.read(row))
     }
 
     #[inline(always)]
     fn read_rest(&mut self) -> Self::Row {
-        self.peak_before_rest = self.peak;
-        (self.codes.read_rest(), [0.0; LANES])
+        self.row(self.codes.read_rest())
     }
 
     #[inline(always)]
     fn write(&mut self, row: usize, values: Self::Row) {
-        self.scratch.0[row % GROUP_ROWS] = values.1;
+        self.scratch.0[row % GROUP_ROWS] = values.values.0;
+        self.peak = values.peak;
     }
 
     #[inline(always)]
-    fn write_rest(&mut self, row: usize, values: Self::Row) {
+    fn write_rest(&mut self, row: usize, mut values: Self::Row) {
         for lane in self.codes.rest_len()..LANES {
-            self.peak[lane] = self.peak_before_rest[lane];
+            values.peak.0[lane] = self.peak.0[lane];
         }
         self.write(row, values);
     }
 
     #[inline(always)]
     fn get(&self, row: &Self::Row, lane: usize, of: Use) -> f32 {
-        decode(row.0[lane], self.unit[lane], of.kind)
+        decode(row.codes[lane], row.unit.0[lane], of.kind)
     }
 
     #[inline(always)]
     fn put(&mut self, row: &mut Self::Row, lane: usize, value: f32, _noise: u32, of: Use) {
         let value = encoded(value, of.kind);
-        row.1[lane] = value;
-        self.peak[lane] = self.peak[lane].max(value.to_bits() & 0x7fff_ffff);
+        row.values.0[lane] = value;
+        row.peak.0[lane] = row.peak.0[lane].max(value.to_bits() & 0x7fff_ffff);
     }
 
     #[inline(always)]
     fn finish(&mut self, group: usize, rows: usize, noise: Noise, of: Use) {
         let mut factor = [0.0; LANES];
         for lane in 0..LANES {
-            self.group_scales[lane] = scale_of(self.peak[lane]);
+            self.group_scales[lane] = scale_of(self.peak.0[lane]);
             factor[lane] = inverse(self.group_scales[lane], of.kind);
         }
         self.scales[group] = self.group_scales;
@@ -313,7 +338,7 @@ mod tests {
     #[test]
     fn every_code_comes_back_from_its_value() {
         for kind in KINDS {
-            for scale in [1e-30f32, 1e-12, 3.7e-4, 1.0, 250.0, 1e15] {
+            for scale in [2f32.powi(-60), 1e-12, 3.7e-4, 1.0, 250.0, 1e15] {
                 let scale = bf16::from_f32(scale);
                 for code in 0..=255u8 {
                     let impossible = match kind {

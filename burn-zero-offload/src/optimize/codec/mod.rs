@@ -18,6 +18,7 @@ mod source;
 
 use super::rule::StateKind;
 
+pub(super) use half::Half;
 pub(super) use int8::{Codes, GROUP_ROWS, Scratch};
 pub(crate) use int8::{GROUP, decode_slice, scales_for};
 pub(super) use master::{Mirrored, Split8, Split16};
@@ -60,7 +61,7 @@ impl Use {
 /// A stream of memory that holds one value for each weight.
 pub(super) trait Column: Sized {
     /// A row as it is in memory.
-    type Row: Copy;
+    type Row: Copy + Default;
 
     /// Begins group number `group`: [`GROUP`](int8::GROUP) elements whose values may share something.
     #[inline(always)]

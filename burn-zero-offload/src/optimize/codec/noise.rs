@@ -26,6 +26,7 @@ impl Noise {
     }
 
     /// The noise of the elements from `offset` on.
+    #[inline(always)]
     pub fn from(self, offset: usize) -> Self {
         // Truncation is right: the recurrence has period 2^32.
         let offset = (offset as u32).wrapping_mul(GOLDEN);

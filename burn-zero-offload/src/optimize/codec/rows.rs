@@ -16,33 +16,39 @@ impl<'a, T: Copy + Default> Rows<'a, T> {
     }
 
     #[inline(always)]
-    pub(super) fn read(&self, row: usize) -> [T; LANES] {
+    pub(in crate::optimize) fn read(&self, row: usize) -> [T; LANES] {
         self.full[row]
     }
 
+    /// Number of elements.
     #[inline(always)]
-    pub(super) fn rest_len(&self) -> usize {
+    pub(in crate::optimize) fn len(&self) -> usize {
+        self.full.len() * LANES + self.rest.len()
+    }
+
+    #[inline(always)]
+    pub(in crate::optimize) fn rest_len(&self) -> usize {
         self.rest.len()
     }
 
     #[inline(always)]
-    pub(super) fn read_rest(&self) -> [T; LANES] {
+    pub(in crate::optimize) fn read_rest(&self) -> [T; LANES] {
         padded(self.rest)
     }
 
     #[inline(always)]
-    pub(super) fn write(&mut self, row: usize, values: [T; LANES]) {
+    pub(in crate::optimize) fn write(&mut self, row: usize, values: [T; LANES]) {
         self.full[row] = values;
     }
 
     #[inline(always)]
-    pub(super) fn write_rest(&mut self, values: [T; LANES]) {
+    pub(in crate::optimize) fn write_rest(&mut self, values: [T; LANES]) {
         self.rest.copy_from_slice(&values[..self.rest.len()]);
     }
 
     /// Writes a row, whole or not.
     #[inline(always)]
-    pub(super) fn write_any(&mut self, row: usize, values: [T; LANES]) {
+    pub(in crate::optimize) fn write_any(&mut self, row: usize, values: [T; LANES]) {
         match self.full.get_mut(row) {
             Some(full) => *full = values,
             None => self.write_rest(values),

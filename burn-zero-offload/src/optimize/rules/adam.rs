@@ -164,6 +164,8 @@ impl Rule<2> for PlainAdam {
 
     const LOSSY: Option<[StateKind; 2]> = Adam::LOSSY;
 
+    const FUSED: bool = true;
+
     fn scalars(&self, time: u64, lr: f64) -> AdamScalars {
         self.0.scalars(time, lr)
     }
