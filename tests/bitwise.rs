@@ -207,7 +207,8 @@ fn plain_loop(dtype: FloatDType, device: &Device) -> End {
                 tied: tied.each_ref().map(|t| t.clone().reshape([6, 8])),
                 bias: leaf(1),
                 gain: leaf(2),
-                frozen: image(&initial("frozen"), dtype, device),
+                // A frozen weight has no master: the device casts it.
+                frozen: Tensor::<1>::from_floats(&initial("frozen")[..], device).cast(dtype),
                 large: leaf(3),
                 head: leaf(4),
                 rare: round.is_multiple_of(3).then(|| leaf(5)),

@@ -2,7 +2,7 @@
 //!
 //! Rules are the scalar oracle; sums, norm, clipping and the loss scale are a few lines of their own.
 
-use burn::tensor::{Bytes, DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, FloatDType, Tensor, TensorData, bf16};
 use burn_zero_offload::optimize::{DeviceImage, GradientScaling, Precision, Rule, oracle};
 
 /// A parameter: master weights, state and update count.
@@ -148,14 +148,22 @@ pub fn add(sum: &mut Option<Vec<f32>>, gradient: Tensor<1>) {
     }
 }
 
-/// The weights that a device holds for `master`.
+/// The weights that a device holds for `master`: of a split master, which it is by default in bf16, the upper
+/// half rounded to nearest, ties away from zero.
 pub fn image(master: &[f32], dtype: FloatDType, device: &Device) -> Tensor<1> {
     let precision = match dtype {
         FloatDType::F16 => Precision::F16,
         FloatDType::BF16 => Precision::Bf16,
         _ => Precision::F32,
     };
-    let bytes = DeviceImage::of(precision, master).as_bytes().to_vec();
+    let image = match precision {
+        Precision::Bf16 => {
+            let upper = |m: &f32| bf16::from_bits((m.to_bits().wrapping_add(0x8000) >> 16) as u16);
+            DeviceImage::Bf16(master.iter().map(upper).collect())
+        }
+        _ => DeviceImage::of(precision, master),
+    };
+    let bytes = image.as_bytes().to_vec();
     let bytes = Bytes::from_bytes_vec(bytes);
     let data = TensorData::from_bytes(bytes, [master.len()], DType::from(dtype));
     Tensor::from_data(data, (device, DType::from(dtype)))

@@ -107,9 +107,9 @@ impl Arena {
     /// Bytes of the master weights without the image of split ones.
     pub(crate) fn master_bytes(&self) -> usize {
         match &self.master {
-            Master::F32(values) => values.bytes(),
-            Master::Lower16(values) => values.bytes(),
-            Master::Lower8(values) => values.bytes(),
+            Master::F32(values) => size_of_val(&values[..]),
+            Master::Lower16(values) => size_of_val(&values[..]),
+            Master::Lower8(values) => size_of_val(&values[..]),
         }
     }
 

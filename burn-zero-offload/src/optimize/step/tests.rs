@@ -1,3 +1,5 @@
+mod precision;
+
 use half::{bf16, f16};
 
 use super::super::rules::{Adam, AmsGrad, Lion, Momentum, RmsProp, Sgd, WeightDecay};
