@@ -190,8 +190,8 @@ pub(in crate::optimize) struct Codes<'a> {
     scales: &'a mut [[bf16; LANES]],
     scratch: &'a mut Scratch,
     kind: StateKind,
-    /// Of the group: its scales, and the largest values so far.
-    group_scales: [bf16; LANES],
+    /// Of the group: what codes are multiplied with, and the largest values so far. They are read and written
+    /// whole: one index that is not a constant, and the columns would live in memory, not in registers.
     unit: PerLane<f32>,
     peak: PerLane<u32>,
 }
@@ -208,7 +208,6 @@ impl<'a> Codes<'a> {
             scales: scales.as_chunks_mut().0,
             scratch,
             kind,
-            group_scales: [bf16::ZERO; LANES],
             unit: PerLane([0.0; LANES]),
             peak: PerLane([0; LANES]),
         }
@@ -242,10 +241,12 @@ impl Column for Codes<'_> {
 
     #[inline(always)]
     fn begin(&mut self, group: usize) {
-        self.group_scales = self.scales[group];
+        let scales = self.scales[group];
+        let mut units = [0.0; LANES];
         for lane in 0..LANES {
-            self.unit.0[lane] = unit(self.group_scales[lane], self.kind);
+            units[lane] = unit(scales[lane], self.kind);
         }
+        self.unit = PerLane(units);
         self.peak = PerLane([0; LANES]);
     }
 
@@ -267,8 +268,9 @@ impl Column for Codes<'_> {
 
     #[inline(always)]
     fn write_rest(&mut self, row: usize, mut values: Self::Row) {
+        let before = self.peak;
         for lane in self.codes.rest_len()..LANES {
-            values.peak.0[lane] = self.peak.0[lane];
+            values.peak.0[lane] = before.0[lane];
         }
         self.write(row, values);
     }
@@ -287,23 +289,42 @@ impl Column for Codes<'_> {
 
     #[inline(always)]
     fn finish(&mut self, group: usize, rows: usize, noise: Noise, of: Use) {
-        let mut factor = [0.0; LANES];
+        let peak = self.peak;
+        let (mut scales, mut factor) = ([bf16::ZERO; LANES], [0.0; LANES]);
         for lane in 0..LANES {
-            self.group_scales[lane] = scale_of(self.peak.0[lane]);
-            factor[lane] = inverse(self.group_scales[lane], of.kind);
+            scales[lane] = scale_of(peak.0[lane]);
+            factor[lane] = inverse(scales[lane], of.kind);
         }
-        self.scales[group] = self.group_scales;
-        for row in 0..rows {
-            let first = noise.from(row * LANES).bits();
-            let values = self.scratch.0[row];
-            let mut codes = [0; LANES];
-            for lane in 0..LANES {
-                let noise = of.bits(lane_noise(first, lane)) & 0xff;
-                codes[lane] = encode(values[lane], factor[lane], noise, of.kind);
-            }
-            self.codes.write_any(group * GROUP_ROWS + row, codes);
+        self.scales[group] = scales;
+        let before = group * GROUP_ROWS;
+        let full = rows.min(self.codes.full_rows() - before);
+        for row in 0..full {
+            let codes = encode_row(&self.scratch.0[row], &factor, row, noise, of);
+            self.codes.write(before + row, codes);
+        }
+        if rows > full {
+            let codes = encode_row(&self.scratch.0[full], &factor, full, noise, of);
+            self.codes.write_rest(codes);
         }
     }
+}
+
+/// The codes of a row; `noise` is that of the first row of its group.
+#[inline(always)]
+fn encode_row(
+    values: &[f32; LANES],
+    factor: &[f32; LANES],
+    row: usize,
+    noise: Noise,
+    of: Use,
+) -> [u8; LANES] {
+    let first = noise.from(row * LANES).bits();
+    let (values, factor, mut codes) = (*values, *factor, [0; LANES]);
+    for lane in 0..LANES {
+        let noise = of.bits(lane_noise(first, lane)) & 0xff;
+        codes[lane] = encode(values[lane], factor[lane], noise, of.kind);
+    }
+    codes
 }
 
 #[cfg(test)]

@@ -20,12 +20,13 @@ impl<'a, T: Copy + Default> Rows<'a, T> {
         self.full[row]
     }
 
-    /// Number of elements.
+    /// Number of whole rows.
     #[inline(always)]
-    pub(in crate::optimize) fn len(&self) -> usize {
-        self.full.len() * LANES + self.rest.len()
+    pub(in crate::optimize) fn full_rows(&self) -> usize {
+        self.full.len()
     }
 
+    /// Number of elements after them.
     #[inline(always)]
     pub(in crate::optimize) fn rest_len(&self) -> usize {
         self.rest.len()
@@ -44,15 +45,6 @@ impl<'a, T: Copy + Default> Rows<'a, T> {
     #[inline(always)]
     pub(in crate::optimize) fn write_rest(&mut self, values: [T; LANES]) {
         self.rest.copy_from_slice(&values[..self.rest.len()]);
-    }
-
-    /// Writes a row, whole or not.
-    #[inline(always)]
-    pub(in crate::optimize) fn write_any(&mut self, row: usize, values: [T; LANES]) {
-        match self.full.get_mut(row) {
-            Some(full) => *full = values,
-            None => self.write_rest(values),
-        }
     }
 }
 
@@ -75,10 +67,10 @@ mod tests {
         assert_eq!(rows.read(1)[0], 17);
         assert_eq!(rows.read_rest()[..6], [33, 34, 35, 36, 37, 0]);
         rows.write_rest([9; LANES]);
-        rows.write_any(0, [7; LANES]);
-        rows.write_any(2, [8; LANES]);
+        rows.write(0, [7; LANES]);
+        assert_eq!((rows.full_rows(), rows.rest_len()), (2, 5));
         assert_eq!(values[..16], [7; 16]);
-        assert_eq!(values[32..], [8; 5]);
+        assert_eq!(values[32..], [9; 5]);
         assert_eq!(values[31], 32);
     }
 }

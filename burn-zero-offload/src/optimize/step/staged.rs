@@ -184,7 +184,7 @@ impl<C: Column> WithSimd for Read<'_, C> {
     fn with_simd<S: Simd>(self, _simd: S) {
         let Self(mut column, out, of) = self;
         let mut rows = Rows::new(out);
-        let (full, rest) = (rows.len() / LANES, rows.rest_len());
+        let (full, rest) = (rows.full_rows(), rows.rest_len());
         column.begin(0);
         for row in 0..full {
             let raw = column.read(row);
