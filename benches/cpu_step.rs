@@ -67,8 +67,12 @@ impl Gradients {
         let of = |kind| if kinds.contains(&kind) { len } else { 0 };
         Self {
             single: (0..of(Kind::F32)).map(value).collect(),
-            half: (0..of(Kind::F16)).map(|i| f16::from_f32(value(i))).collect(),
-            brain: (0..of(Kind::Bf16)).map(|i| bf16::from_f32(value(i))).collect(),
+            half: (0..of(Kind::F16))
+                .map(|i| f16::from_f32(value(i)))
+                .collect(),
+            brain: (0..of(Kind::Bf16))
+                .map(|i| bf16::from_f32(value(i)))
+                .collect(),
         }
     }
 
@@ -352,7 +356,10 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
         let bytes = traffic(kept, device, kind, 2);
         table.row(&format!("{kept:?}, {name}"), bytes, seconds);
     }
-    for simd in SimdLevel::ALL.into_iter().filter(|simd| simd.is_available()) {
+    for simd in SimdLevel::ALL
+        .into_iter()
+        .filter(|simd| simd.is_available())
+    {
         let n = n.min(8_000_000);
         let step = TileStep::new(simd);
         let bench = Bench { step, ..*bench };
@@ -365,7 +372,10 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
     }
     for threads in 1..threads {
         let pool = pool_of(threads);
-        let bench = Bench { pool: &pool, ..*bench };
+        let bench = Bench {
+            pool: &pool,
+            ..*bench
+        };
         let alone = ceiling(&pool, &bench.gradients.brain);
         table.row(&format!("ceiling, {threads} threads"), 28.0, alone);
         for kept in StatePrecision::ALL {

@@ -25,5 +25,6 @@ mod recipes;
 mod records;
 mod refusals;
 mod rules;
+mod state_precision;
 mod transfers;
 mod verdict;

@@ -29,10 +29,10 @@ use crate::report::{MemoryReport, Meter, StepReport};
 use crate::upload::{self, StorageId, Target, Upload, Uploader};
 
 pub(crate) use build::EngineOptions;
-pub(crate) use values::send;
 pub(crate) use round::RoundPolicy;
 use round::{Decision, Round, scaling};
 use values::foreign;
+pub(crate) use values::send;
 use verify::Samples;
 
 /// The host side of an offloaded model. Shared by taps, record mappers and optimizers.

@@ -40,8 +40,10 @@ impl Samples {
         tiles.dedup();
         let oracle = |tile: usize| {
             let range = plan.range(tile);
-            let (mut master, mut values) =
-                (state.master_of(range.clone()), state.state_of(range.clone()));
+            let (mut master, mut values) = (
+                state.master_of(range.clone()),
+                state.state_of(range.clone()),
+            );
             let mut scaled = vec![0.0; range.len()];
             gradient.widen_into(range.clone(), &mut scaled);
             update.oracle(&mut master, &mut values, &scaled);

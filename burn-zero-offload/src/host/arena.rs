@@ -227,7 +227,9 @@ impl Arena {
     /// The scales of 8-bit state, exact in `f32`.
     pub(super) fn scales(&self) -> Vec<Option<Vec<f32>>> {
         let scales = |moment: &Moment| match moment {
-            Moment::Int8 { scales, .. } => Some(scales.iter().map(|scale| scale.to_f32()).collect()),
+            Moment::Int8 { scales, .. } => {
+                Some(scales.iter().map(|scale| scale.to_f32()).collect())
+            }
             Moment::F32(_) | Moment::Bf16(_) => None,
         };
         self.state.iter().map(scales).collect()

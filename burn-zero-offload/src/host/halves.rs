@@ -87,7 +87,10 @@ impl Halves {
 
     /// The pieces, in order; they cover the parameter once.
     pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
-        self.pieces.iter().map(|piece| piece.range.clone()).collect()
+        self.pieces
+            .iter()
+            .map(|piece| piece.range.clone())
+            .collect()
     }
 
     /// A piece, to be written. Copies it first if somebody still holds it.
@@ -137,7 +140,9 @@ impl Halves {
     pub(crate) fn pinned(&self) -> usize {
         let pinned = |piece: &&Piece| piece.memory.property() == AllocationProperty::Pinned;
         let pinned = self.pieces.iter().filter(pinned);
-        pinned.map(|piece| size_of_val(piece.memory.as_slice())).sum()
+        pinned
+            .map(|piece| size_of_val(piece.memory.as_slice()))
+            .sum()
     }
 }
 

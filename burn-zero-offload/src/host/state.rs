@@ -163,7 +163,10 @@ impl HostState {
 
     /// The master weights of `range`.
     pub(crate) fn master_of(&self, range: Range<usize>) -> Vec<f32> {
-        let upper = self.halves.as_ref().map(|halves| halves.copy(range.clone()));
+        let upper = self
+            .halves
+            .as_ref()
+            .map(|halves| halves.copy(range.clone()));
         let mut out = vec![0.0; range.len()];
         self.arena
             .read_master(range, &upper.unwrap_or_default(), &mut out);
@@ -180,7 +183,12 @@ impl HostState {
     pub(crate) fn write_master(&mut self, start: usize, values: &[f32], noise: Option<Noise>) {
         let end = start + values.len();
         let Some(halves) = &mut self.halves else {
-            return write(self.arena.master_mut().slice(start..end), values, None, noise);
+            return write(
+                self.arena.master_mut().slice(start..end),
+                values,
+                None,
+                noise,
+            );
         };
         for (index, piece) in halves.ranges().into_iter().enumerate() {
             let (from, to) = (piece.start.max(start), piece.end.min(end));
@@ -232,7 +240,10 @@ impl HostState {
     }
 
     fn usage(&self, index: usize) -> Use {
-        Use::of(index, self.kinds.map_or(StateKind::Signed, |kinds| kinds[index]))
+        Use::of(
+            index,
+            self.kinds.map_or(StateKind::Signed, |kinds| kinds[index]),
+        )
     }
 
     /// What the rule keeps, in `f32`.

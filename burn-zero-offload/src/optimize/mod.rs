@@ -18,8 +18,8 @@ mod step;
 mod tiles;
 mod verdict;
 
-pub use codec::{MasterMut, MomentMut, Noise};
 pub(crate) use codec::{GROUP, Use, decode_slice, join8_slice, join16_slice, scales_for};
+pub use codec::{MasterMut, MomentMut, Noise};
 pub use gradient::GradientView;
 pub use image::{DeviceImage, ImageMut, Precision};
 pub(crate) use loss_scale::{LossScale, LossScaler, ScalerState, is_power_of_two};

@@ -127,7 +127,9 @@ impl Uploader {
         precision: Precision,
         granularity: usize,
     ) -> Upload<'_> {
-        let pieces = self.options.pieces(&target, shape.num_elements(), granularity);
+        let pieces = self
+            .options
+            .pieces(&target, shape.num_elements(), granularity);
         let tiles = self.sender.as_ref().filter(|_| pieces.len() > 1);
         let way = tiles.and_then(|sender| sender.begin(&target, slot, shape.clone(), precision));
         let (way, pieces) = match way {

@@ -98,7 +98,10 @@ fn every_precision_gives_its_masters_back() {
         assert_eq!(state.image_of(&back), image, "{kept}");
         assert!(!state.has_image(&image.as_bytes()[2..]));
         state.write_master(510, &[9.0; 4], None);
-        assert_eq!(state.master_of(509..515), [back[509], 9.0, 9.0, 9.0, 9.0, back[514]]);
+        assert_eq!(
+            state.master_of(509..515),
+            [back[509], 9.0, 9.0, 9.0, 9.0, back[514]]
+        );
         assert!(!state.has_image(image.as_bytes()));
     }
 }
@@ -146,5 +149,10 @@ fn a_record_in_f32_is_taken_to_nearest() {
 #[test]
 #[should_panic(expected = "does not bear rounding")]
 fn a_rule_that_does_not_bear_rounding_is_refused() {
-    HostState::new(&amsgrad(), Precision::Bf16, StatePrecision::Bf16Moments, &[1.0]);
+    HostState::new(
+        &amsgrad(),
+        Precision::Bf16,
+        StatePrecision::Bf16Moments,
+        &[1.0],
+    );
 }

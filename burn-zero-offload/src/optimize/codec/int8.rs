@@ -46,13 +46,7 @@ pub(super) const NEAREST: u32 = 128;
 /// no code is beyond the last. Minimax among such polynomials of degree 4.
 #[inline(always)]
 fn reciprocal(u: f32) -> f32 {
-    const C: [f32; 5] = [
-        1.0,
-        -0.988_047_1,
-        0.874_829_9,
-        -0.541_493_36,
-        0.154_710_5,
-    ];
+    const C: [f32; 5] = [1.0, -0.988_047_1, 0.874_829_9, -0.541_493_36, 0.154_710_5];
     let q = C[4].mul_add(u, C[3]).mul_add(u, C[2]);
     q.mul_add(u, C[1]).mul_add(u, C[0])
 }
@@ -368,7 +362,10 @@ mod tests {
                     };
                     let value = decode(code, unit(scale, kind), kind);
                     let again = encode(encoded(value, kind), inverse(scale, kind), NEAREST, kind);
-                    assert!(again == code || impossible, "{kind:?} {scale} {code} {again}");
+                    assert!(
+                        again == code || impossible,
+                        "{kind:?} {scale} {code} {again}"
+                    );
                 }
             }
         }
@@ -442,14 +439,17 @@ mod tests {
     fn rounding_is_right_in_the_mean() {
         for kind in KINDS {
             for value in [0.013f32, 0.2, 0.77] {
-                let values = [1.0, value].map(|v| if kind == StateKind::Signed { v } else { v * v });
+                let values =
+                    [1.0, value].map(|v| if kind == StateKind::Signed { v } else { v * v });
                 let mut block = vec![0.0; 17];
                 (block[0], block[16]) = (values[0], values[1]);
-                let roots = (0..256).map(|noise| {
-                    encoded(round_trip(&block, kind, noise)[16], kind) as f64 / 256.0
-                });
+                let roots = (0..256)
+                    .map(|noise| encoded(round_trip(&block, kind, noise)[16], kind) as f64 / 256.0);
                 let mean: f64 = roots.sum();
-                assert!((mean / value as f64 - 1.0).abs() < 4e-3, "{kind:?} {value} {mean}");
+                assert!(
+                    (mean / value as f64 - 1.0).abs() < 4e-3,
+                    "{kind:?} {value} {mean}"
+                );
             }
         }
     }

@@ -72,7 +72,11 @@ mod tests {
         assert_eq!(noise.from(5).from(7), noise.from(12));
         assert_eq!(noise.from(1 << 32), noise);
         assert_eq!(lane_noise(noise.bits(), 9), noise.from(9).bits());
-        for other in [Noise::new(0, 2, 3), Noise::new(1, 1, 3), Noise::new(1, 2, 4)] {
+        for other in [
+            Noise::new(0, 2, 3),
+            Noise::new(1, 1, 3),
+            Noise::new(1, 2, 4),
+        ] {
             assert_ne!(noise, other);
         }
     }

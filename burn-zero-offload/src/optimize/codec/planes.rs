@@ -170,9 +170,8 @@ impl<'a> MomentMut<'a> {
 
     /// Replaces the values; rounds by `noise`, whose first element is theirs, or to nearest.
     pub(crate) fn write(&mut self, values: &[f32], of: Use, noise: Option<Noise>) {
-        let bits = |i: usize, nearest: u32| {
-            noise.map_or(nearest, |noise| of.bits(noise.from(i).bits()))
-        };
+        let bits =
+            |i: usize, nearest: u32| noise.map_or(nearest, |noise| of.bits(noise.from(i).bits()));
         match self {
             Self::F32(own) => own.copy_from_slice(values),
             Self::Bf16(own) => {
@@ -192,12 +191,7 @@ impl<'a> MomentMut<'a> {
 
     /// Replaces 8-bit values by those that had `scales` when they were read: every code comes back.
     /// `false`, with nothing changed, if the scales are not as many as there have to be.
-    pub(crate) fn write_scaled(
-        &mut self,
-        values: &[f32],
-        kind: StateKind,
-        saved: &[f32],
-    ) -> bool {
+    pub(crate) fn write_scaled(&mut self, values: &[f32], kind: StateKind, saved: &[f32]) -> bool {
         match self {
             Self::Int8 { codes, scales } if saved.len() == scales.len() => {
                 for (scale, &saved) in scales.iter_mut().zip(saved) {

@@ -120,8 +120,7 @@ impl Rule<2> for RmsProp<false, true> {
     type Scalars = RmsPropScalars;
     const STATE: [&'static str; 2] = [SQUARES, BUFFER];
 
-    const LOSSY: Option<[StateKind; 2]> =
-        Some([StateKind::NonNegative, StateKind::Signed]);
+    const LOSSY: Option<[StateKind; 2]> = Some([StateKind::NonNegative, StateKind::Signed]);
 
     fn scalars(&self, _time: u64, lr: f64) -> RmsPropScalars {
         self.shared(lr)

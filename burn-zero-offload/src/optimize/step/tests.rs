@@ -3,9 +3,7 @@ mod precision;
 use half::{bf16, f16};
 
 use super::super::rules::{Adam, AmsGrad, Lion, Momentum, RmsProp, Sgd, WeightDecay};
-use super::super::{
-    DeviceImage, GradientClip, GradientScaling, HostRule, Precision, Rule, oracle,
-};
+use super::super::{DeviceImage, GradientClip, GradientScaling, HostRule, Precision, Rule, oracle};
 use super::*;
 
 fn adam(weight_decay: WeightDecay) -> Adam {

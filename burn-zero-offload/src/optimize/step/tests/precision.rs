@@ -301,7 +301,13 @@ fn rounded_state_goes_where_exact_state_goes() {
             let lr = 0.02 * (1.0 - t as f64 / 1501.0);
             let update = rule.begin(t, lr, GradientScaling::NONE);
             let update = update.with_noise(Noise::new(0, 0, t));
-            fast(&mut state, &step, &update, GradientView::F32(&gradient), &mut image);
+            fast(
+                &mut state,
+                &step,
+                &update,
+                GradientView::F32(&gradient),
+                &mut image,
+            );
         }
         let error = |(i, p): (usize, &f32)| ((p - target(i)) as f64).powi(2);
         state.master().iter().enumerate().map(error).sum::<f64>() / n as f64
@@ -311,7 +317,10 @@ fn rounded_state_goes_where_exact_state_goes() {
     assert_eq!(run(StatePrecision::SplitMaster), exact);
     for kept in &StatePrecision::ALL[2..] {
         let error = run(*kept);
-        assert!(error < 1.5 * exact + 1e-6, "{kept:?}: {error} against {exact}");
+        assert!(
+            error < 1.5 * exact + 1e-6,
+            "{kept:?}: {error} against {exact}"
+        );
     }
 }
 
