@@ -310,7 +310,7 @@ fn what_cannot_be_kept_so_is_refused_with_the_reason() {
     let device = Device::flex().autodiff();
     let model = || LinearConfig::new(4, 4).init(&device);
     let refused = |result: Result<(Linear, Offload), OffloadError>| {
-        let error = result.err().expect("it is refused");
+        let error = result.expect_err("it is refused");
         assert!(
             matches!(error, OffloadError::StatePrecision { .. }),
             "{error}"
@@ -338,7 +338,7 @@ fn what_cannot_be_kept_so_is_refused_with_the_reason() {
         .with_offload(config(FloatDType::BF16))
         .with_state_precision(ParamGroup::from_predicate("none"), StatePrecision::Full)
         .init(model());
-    let error = nothing.err().expect("the group is empty").to_string();
+    let error = nothing.expect_err("the group is empty").to_string();
     assert!(error.contains("with_state_precision"), "{error}");
 }
 

@@ -9,7 +9,7 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::{Precision, TrainConfig};
+use crate::config::{Precision, State, TrainConfig};
 use crate::device::Backend;
 
 /// Train a small GPT on text, with ZeRO-Offload for Burn.
@@ -36,6 +36,10 @@ pub struct Args {
     /// Train three times, with f32, bf16 and f16 device weights, and plot the loss curves together
     #[arg(long, conflicts_with_all = ["dtype", "no_offload"])]
     pub compare: bool,
+    /// Train five times in bf16, with every way to keep the state on the host, and plot the loss curves
+    /// together
+    #[arg(long, conflicts_with_all = ["dtype", "no_offload", "state", "compare"])]
+    pub compare_states: bool,
 }
 
 /// The settings as flags. Serialized, it holds those that were given, by their name in
@@ -94,6 +98,10 @@ pub struct Overrides {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     dtype: Option<Precision>,
+    /// What master weights and Adam's moments are kept in on the host; exact if left out
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<State>,
     /// Where to train; others than flex need the Cargo feature of the same name
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -215,6 +223,11 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("trains in f32"), "{error}");
+        let error = config(&["--no-offload", "--state", "int8"]).unwrap_err();
+        assert!(
+            error.to_string().contains("no state on the host"),
+            "{error}"
+        );
     }
 
     #[test]

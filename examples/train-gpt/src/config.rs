@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use burn::config::Config;
 use burn::tensor::FloatDType;
+use burn_zero_offload::StatePrecision;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +58,8 @@ pub struct TrainConfig {
     /// Dtype of the weights on the device.
     #[config(default = "Precision::Auto")]
     pub dtype: Precision,
+    /// What master weights and Adam's moments are kept in; the library's default if left out.
+    pub state: Option<State>,
     /// Where to train.
     #[config(default = "Backend::Flex")]
     pub device: Backend,
@@ -79,6 +82,46 @@ pub enum Precision {
     F16,
     /// Single precision.
     F32,
+}
+
+/// What master weights and moments are kept in on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Single precision.
+    Full,
+    /// The same, the device's bf16 weight as its upper half.
+    Split,
+    /// Moments in bf16.
+    Bf16,
+    /// Moments in 8 bits.
+    Int8,
+    /// Moments in 8 bits and masters of 24.
+    Int8Master24,
+}
+
+impl State {
+    /// The name of the setting.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Split => "split",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int8Master24 => "int8-master24",
+        }
+    }
+
+    /// What the library calls it.
+    pub fn precision(self) -> StatePrecision {
+        match self {
+            Self::Full => StatePrecision::Full,
+            Self::Split => StatePrecision::SplitMaster,
+            Self::Bf16 => StatePrecision::Bf16Moments,
+            Self::Int8 => StatePrecision::Int8Moments,
+            Self::Int8Master24 => StatePrecision::Int8Master24,
+        }
+    }
 }
 
 impl TrainConfig {
@@ -151,21 +194,15 @@ impl TrainConfig {
             self.offload || matches!(self.dtype, Precision::Auto | Precision::F32),
             "without offload the example trains in f32: leave out --dtype or --no-offload"
         );
+        ensure!(
+            self.offload || self.state.is_none(),
+            "without offload there is no state on the host: leave out --state or --no-offload"
+        );
         Ok(())
     }
 }
 
 impl Precision {
-    /// The name of the setting.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-        }
-    }
-
     /// The dtype to ask the library for; `None` leaves the choice to it.
     pub fn float_dtype(self) -> Option<FloatDType> {
         match self {

@@ -30,7 +30,7 @@ use clap::Parser;
 
 use crate::args::Args;
 use crate::checkpoint::{Checkpoint, write_file};
-use crate::config::{Precision, TrainConfig};
+use crate::config::{Precision, State, TrainConfig};
 use crate::data::Corpus;
 use crate::history::History;
 use crate::train::Run;
@@ -48,7 +48,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     interrupt::install()?;
     if args.compare {
-        return compare(args);
+        return compare(args, &dtypes(), "compare.svg");
+    }
+    if args.compare_states {
+        return compare(args, &states(), "compare-states.svg");
     }
     let config = settings(args, &args.out)?;
     let corpus = load_text(&config)?;
@@ -152,17 +155,45 @@ fn report(run: &Run, corpus: &Corpus, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Train with each dtype on the device, and compare the losses.
-fn compare(args: &Args) -> Result<()> {
-    let mut runs: Vec<(Precision, History)> = Vec::new();
+/// Runs to compare: the name of each, and how its settings differ. The first is the reference.
+type Variants = Vec<(&'static str, fn(TrainConfig) -> TrainConfig)>;
+
+/// Every dtype on the device.
+fn dtypes() -> Variants {
+    vec![
+        ("f32", |config| config.with_dtype(Precision::F32)),
+        ("bf16", |config| config.with_dtype(Precision::Bf16)),
+        ("f16", |config| config.with_dtype(Precision::F16)),
+    ]
+}
+
+/// Every way to keep the state on the host.
+fn states() -> Variants {
+    fn state(config: TrainConfig, state: State) -> TrainConfig {
+        config.with_dtype(Precision::Bf16).with_state(Some(state))
+    }
+    vec![
+        (State::Full.name(), |config| state(config, State::Full)),
+        (State::Split.name(), |config| state(config, State::Split)),
+        (State::Bf16.name(), |config| state(config, State::Bf16)),
+        (State::Int8.name(), |config| state(config, State::Int8)),
+        (State::Int8Master24.name(), |config| {
+            state(config, State::Int8Master24)
+        }),
+    ]
+}
+
+/// Train every variant, and compare the losses.
+fn compare(args: &Args, variants: &Variants, picture: &str) -> Result<()> {
+    let mut runs: Vec<(&str, History)> = Vec::new();
     let mut reference_loss = None;
-    for dtype in [Precision::F32, Precision::Bf16, Precision::F16] {
-        let out = args.out.join(dtype.name());
+    for (name, variant) in variants {
+        let out = args.out.join(name);
         // A comparison that was stopped has finished, unfinished and missing runs.
         let config = if args.resume && Checkpoint::exists(&out) {
             settings(args, &out)?
         } else {
-            args.train_config()?.with_dtype(dtype)
+            variant(args.train_config()?)
         };
         let corpus = load_text(&config)?;
         let Some(run) = train(args, config, &corpus, &out)? else {
@@ -174,26 +205,27 @@ fn compare(args: &Args) -> Result<()> {
         {
             let reference = *reference_loss.get_or_insert(loss);
             let difference = 100.0 * (loss / reference - 1.0);
-            println!("Validation loss: {loss:.4} nats per byte, {difference:+.2} % of f32's\n");
+            let first = variants.first().map_or("", |(name, _)| name);
+            println!("Validation loss: {loss:.4} nats per byte, {difference:+.2} % of {first}'s\n");
         }
-        runs.push((dtype, run.state.history));
+        runs.push((name, run.state.history));
     }
 
-    let Some(((_, reference), others)) = runs.split_first() else {
+    let Some(((first, reference), others)) = runs.split_first() else {
         bail!("there is nothing to compare");
     };
-    for (dtype, history) in others {
+    for (name, history) in others {
         let (largest, mean) = reference.distance(history);
         println!(
-            "Smoothed loss of {} against f32: {largest:.4} apart at most, {mean:.4} on average",
-            dtype.name()
+            "Smoothed loss of {name} against {first}: {largest:.4} apart at most, {mean:.4} on \
+             average"
         );
     }
     let curves: Vec<_> = runs
         .iter()
-        .map(|(dtype, history)| (dtype.name(), history))
+        .map(|(name, history)| (*name, history))
         .collect();
-    let picture = args.out.join("compare.svg");
+    let picture = args.out.join(picture);
     write_file(&picture, &plot::loss_curves(&curves))?;
     println!("Wrote {}", picture.display());
     Ok(())

@@ -10,7 +10,7 @@ use burn::optim::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn_zero_offload::{Offload, OffloadConfig, WithOffload};
 
-use crate::config::TrainConfig;
+use crate::config::{State, TrainConfig};
 use crate::model::Gpt;
 
 /// The learning rate starts and ends at this part of its highest value.
@@ -44,6 +44,8 @@ pub fn optimizer(
     let limit = config.max_grad_norm;
     let offload = OffloadConfig::new()
         .with_dtype(config.dtype.float_dtype())
+        .with_state_precision(config.state.map(State::precision))
+        .with_seed(config.seed)
         .with_max_grad_norm((limit > 0.0).then_some(limit));
     let (model, offload) = decayed
         .with_offload(offload)

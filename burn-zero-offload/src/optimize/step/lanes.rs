@@ -76,8 +76,8 @@ where
             let first = group * GROUP_ROWS;
             let last = rows.min(first + GROUP_ROWS);
             master.begin(group);
-            for k in 0..N {
-                state[k].begin(group);
+            for column in &mut state {
+                column.begin(group);
             }
             for at in first..last.min(full) {
                 let bits = noise.from(at * LANES).bits();
@@ -120,8 +120,8 @@ where
                 }
             }
             let noise = noise.from(first * LANES);
-            for k in 0..N {
-                state[k].finish(group, last - first, noise, usage::<R, N>(k));
+            for (k, column) in state.iter_mut().enumerate() {
+                column.finish(group, last - first, noise, usage::<R, N>(k));
             }
         }
     }

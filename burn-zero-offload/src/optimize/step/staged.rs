@@ -213,8 +213,8 @@ impl<C: Column> WithSimd for Write<'_, C> {
         for (row, values) in full.iter().enumerate() {
             let first = noise.from(row * LANES).bits();
             let mut raw = column.read(row);
-            for lane in 0..LANES {
-                column.put(&mut raw, lane, values[lane], lane_noise(first, lane), of);
+            for (lane, &value) in values.iter().enumerate() {
+                column.put(&mut raw, lane, value, lane_noise(first, lane), of);
             }
             column.write(row, raw);
         }

@@ -60,7 +60,9 @@ fn fast(
     step.update_all(vec![work]);
 }
 
-fn bits(state: &HostState) -> (Vec<u32>, Vec<Vec<u32>>, Vec<Option<Vec<f32>>>) {
+type Bits = (Vec<u32>, Vec<Vec<u32>>, Vec<Option<Vec<f32>>>);
+
+fn bits(state: &HostState) -> Bits {
     let of = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     let values = state.state().iter().map(|v| of(v)).collect();
     (of(&state.master()), values, state.scales())
