@@ -2,11 +2,12 @@
 //! in the same process with the same streams, and to a plain scalar loop.
 //!
 //! ```sh
-//! cargo bench -p burn-zero-offload --bench cpu_step -- [--tsv | --all | --sizes] [PARAMETERS] [THREADS]
+//! cargo bench -p burn-zero-offload --bench cpu_step -- [--all | --sizes | --memory | --tsv] [PARAMETERS] [THREADS]
 //! ```
 //!
 //! `--all` adds rules, gradient types, instruction sets and thread counts, `--sizes` runs from 1 M
-//! parameters up to `PARAMETERS` and ten thousand small tensors. `--tsv` prints rows for
+//! parameters up to `PARAMETERS` and ten thousand small tensors, `--memory` looks at the memory of the
+//! process and nothing else. `--tsv` prints rows for
 //! `benches/peers/run.sh` alone.
 //!
 //! Medians of nine runs after two that do not count. Timings say something only as ratios of one run on
@@ -14,18 +15,21 @@
 
 #![allow(missing_docs)]
 
-use std::hint::black_box;
-use std::time::Instant;
+#[path = "common/updates.rs"]
+mod updates;
 
-use burn::tensor::{bf16, f16};
+use std::hint::black_box;
+
+use burn::tensor::bf16;
 use burn_zero_offload::HostState;
 use burn_zero_offload::optimize::rules::{Adam, AmsGrad, Lion, Momentum, Sgd, WeightDecay};
 use burn_zero_offload::optimize::{
-    DeviceImage, GradientScaling, GradientView, HostRule, Precision, Rule, SimdLevel,
-    StatePrecision, TileStep, Work,
+    DeviceImage, GradientScaling, GradientView, HostRule, ImageMut, Precision, Rule, SimdLevel,
+    StatePrecision, TileStep,
 };
-use memmap2::{Advice, MmapMut};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use updates::{Bench, Gradients, Kind, ceiling, median, traffic};
 
 const RULE: Adam = Adam {
     beta_1: 0.9,
@@ -33,184 +37,6 @@ const RULE: Adam = Adam {
     epsilon: 1e-8,
     weight_decay: WeightDecay::Decoupled(0.01),
 };
-
-fn median(mut run: impl FnMut()) -> f64 {
-    let mut seconds: Vec<f64> = (0..11)
-        .map(|_| {
-            let start = Instant::now();
-            run();
-            start.elapsed().as_secs_f64()
-        })
-        .skip(2)
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
-}
-
-/// Gradients of every type, a little different from element to element.
-struct Gradients {
-    single: Vec<f32>,
-    half: Vec<f16>,
-    brain: Vec<bf16>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Gradients {
-    fn new(len: usize, kinds: &[Kind]) -> Self {
-        let value = |i: usize| 1e-3 * ((i % 97) as f32 / 97.0 - 0.5);
-        let of = |kind| if kinds.contains(&kind) { len } else { 0 };
-        Self {
-            single: (0..of(Kind::F32)).map(value).collect(),
-            half: (0..of(Kind::F16))
-                .map(|i| f16::from_f32(value(i)))
-                .collect(),
-            brain: (0..of(Kind::Bf16))
-                .map(|i| bf16::from_f32(value(i)))
-                .collect(),
-        }
-    }
-
-    fn view(&self, kind: Kind) -> GradientView<'_> {
-        match kind {
-            Kind::F32 => GradientView::F32(&self.single),
-            Kind::F16 => GradientView::F16(&self.half),
-            Kind::Bf16 => GradientView::Bf16(&self.brain),
-        }
-    }
-}
-
-/// Bytes a step reads and writes for each parameter.
-fn traffic(kept: StatePrecision, device: Precision, gradient: Kind, values: usize) -> f64 {
-    let gradient = if gradient == Kind::F32 { 4.0 } else { 2.0 };
-    let values = values as f64;
-    let image = device.size() as f64;
-    let (master, state) = match kept {
-        StatePrecision::Full => (8.0 + image, 8.0),
-        StatePrecision::SplitMaster => (8.0, 8.0),
-        StatePrecision::Bf16Moments => (8.0, 4.0),
-        StatePrecision::Int8Moments => (8.0, 2.125),
-        StatePrecision::Int8Master24 => (6.0, 2.125),
-        _ => unreachable!("the bench knows every kind"),
-    };
-    gradient + master + state * values
-}
-
-/// Seconds of one update of `len` parameters.
-struct Bench<'a> {
-    pool: &'a ThreadPool,
-    step: TileStep,
-    gradients: &'a Gradients,
-}
-
-impl Bench<'_> {
-    fn seconds(
-        &self,
-        rule: &HostRule,
-        kept: StatePrecision,
-        device: Precision,
-        kind: Kind,
-        len: usize,
-    ) -> f64 {
-        let mut state = HostState::zeroed(rule, device, kept, len);
-        let split = kept != StatePrecision::Full && device == Precision::Bf16;
-        let mut image = DeviceImage::zeroed(device, if split { 0 } else { len });
-        let mut time = 0;
-        let gradient = match self.gradients.view(kind) {
-            GradientView::F32(g) => GradientView::F32(&g[..len]),
-            GradientView::F16(g) => GradientView::F16(&g[..len]),
-            GradientView::Bf16(g) => GradientView::Bf16(&g[..len]),
-        };
-        median(|| {
-            time += 1;
-            let update = rule.begin(time, 1e-4, GradientScaling::NONE);
-            let work = state.work(&update, gradient, image.as_mut());
-            let Work {
-                state,
-                gradient,
-                image,
-                ..
-            } = work;
-            self.pool
-                .install(|| self.step.update(&update, state, gradient, image));
-        })
-    }
-
-    /// The same for `count` parameters of `len` each, handed over together and one by one.
-    fn many(&self, rule: &HostRule, kept: StatePrecision, len: usize, count: usize) -> [f64; 2] {
-        let new = |_| HostState::zeroed(rule, Precision::Bf16, kept, len);
-        let mut states: Vec<HostState> = (0..count).map(new).collect();
-        let own = if kept == StatePrecision::Full { len } else { 0 };
-        let mut images = vec![DeviceImage::zeroed(Precision::Bf16, own); count];
-        let mut time = 0;
-        let gradient = &self.gradients.brain[..len];
-        let mut run = |together: bool| {
-            time += 1;
-            let update = rule.begin(time, 1e-4, GradientScaling::NONE);
-            let works = states.iter_mut().zip(&mut images).map(|(state, image)| {
-                state.work(&update, GradientView::Bf16(gradient), image.as_mut())
-            });
-            if together {
-                let works = works.collect();
-                self.pool.install(|| self.step.update_all(works));
-            } else {
-                self.pool.install(|| {
-                    works.for_each(|work| {
-                        self.step
-                            .update(work.update, work.state, work.gradient, work.image);
-                    });
-                });
-            }
-        };
-        [true, false].map(|together| median(|| run(together)))
-    }
-}
-
-/// Memory like that of the state: large, in huge pages where the system gives them.
-fn pages(bytes: usize) -> MmapMut {
-    let pages = MmapMut::map_anon(bytes.max(1)).expect("memory for the ceiling");
-    #[cfg(target_os = "linux")]
-    let _ = pages.advise(Advice::HugePage);
-    pages
-}
-
-/// The streams of Adam with an addition each instead of its arithmetic: what memory allows.
-fn ceiling(pool: &ThreadPool, gradient: &[bf16]) -> f64 {
-    let n = gradient.len();
-    let mut memory = [4, 4, 4, 2].map(|size| pages(n * size));
-    let [p, m, v, h] = &mut memory;
-    let floats = |pages| -> &mut [f32] { &mut bytemuck::cast_slice_mut::<u8, f32>(pages)[..n] };
-    let (p, m, v) = (floats(p), floats(m), floats(v));
-    let h: &mut [u16] = &mut bytemuck::cast_slice_mut::<u8, u16>(h)[..n];
-    let seconds = median(|| pool.install(|| streams(p, m, v, gradient, h)));
-    black_box(h);
-    seconds
-}
-
-fn streams(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[bf16], h: &mut [u16]) {
-    const PIECE: usize = 16384;
-    let n = p.len();
-    if n > PIECE {
-        let at = (n / 2).next_multiple_of(64);
-        let (p, q) = p.split_at_mut(at);
-        let (m, o) = m.split_at_mut(at);
-        let (v, w) = v.split_at_mut(at);
-        let (g, k) = g.split_at(at);
-        let (h, j) = h.split_at_mut(at);
-        rayon::join(|| streams(p, m, v, g, h), || streams(q, o, w, k, j));
-        return;
-    }
-    for i in 0..n {
-        let g = f32::from_bits((g[i].to_bits() as u32) << 16) * 1e-20;
-        (m[i], v[i], p[i]) = (m[i] + g, v[i] + g, p[i] + g);
-        h[i] = (p[i].to_bits() >> 16) as u16;
-    }
-}
 
 /// One thread, one element at a time, never inlined into something a compiler could vectorise.
 fn scalar_loop(gradient: &[bf16]) -> f64 {
@@ -285,6 +111,10 @@ fn main() {
         gradients: &gradients,
     };
     let adam = HostRule::new(RULE);
+    if has("--memory") {
+        drop(gradients);
+        return memory(&pool, &adam, n);
+    }
     let table = Table {
         tsv: has("--tsv"),
         parameters: n,
@@ -306,6 +136,71 @@ fn main() {
     }
     if has("--sizes") {
         sizes(&bench, &table, &adam);
+    }
+}
+
+/// Resident memory of the process, in bytes, where the system tells.
+fn resident() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes = line
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<usize>()
+        .ok()?;
+    Some(kilobytes << 10)
+}
+
+/// Host memory per parameter: what the state says of itself, and by how much the process grew with it, a
+/// gradient in bf16 and two steps.
+fn memory(pool: &ThreadPool, rule: &HostRule, n: usize) {
+    for kept in StatePrecision::ALL {
+        let before = resident();
+        let gradient = vec![bf16::from_f32(1e-3); n];
+        let mut state = HostState::zeroed(rule, Precision::Bf16, kept, n);
+        // The image of whole masters goes through the upload ring: one tile after the other.
+        let tile = if kept == StatePrecision::Full {
+            n.min(4 << 20)
+        } else {
+            0
+        };
+        let mut ring = DeviceImage::zeroed(Precision::Bf16, tile);
+        let step = TileStep::new(SimdLevel::best());
+        for time in 1..=2 {
+            let update = rule.begin(time, 1e-4, GradientScaling::NONE);
+            let pieces = if tile == 0 {
+                vec![0..n]
+            } else {
+                (0..n)
+                    .step_by(tile)
+                    .map(|at| at..(at + tile).min(n))
+                    .collect()
+            };
+            for range in pieces {
+                let view = GradientView::Bf16(&gradient);
+                let mut work = state.work(&update, view, ring.as_mut());
+                let (view, len) = (view.slice(range.clone()), range.len());
+                let state = work.state.slice(range);
+                let image = match work.image {
+                    ImageMut::Bf16(image) => ImageMut::Bf16(&mut image[..len]),
+                    other => other,
+                };
+                pool.install(|| step.update(&update, state, view, image));
+            }
+        }
+        let own = state.master_bytes() + state.state_bytes() + 2 * n;
+        let grown = resident()
+            .zip(before)
+            .map(|(after, before)| after as f64 - before as f64);
+        println!(
+            "{kept:<30} {:>6.2} B/param by its own account, the process grew by {:>6.2} B/param",
+            own as f64 / n as f64,
+            grown.map_or(f64::NAN, |grown| grown / n as f64)
+        );
+        black_box(&gradient);
     }
 }
 

@@ -11,6 +11,9 @@ cargo run --release -p quickstart
 step "example train-gpt: three element types, small"
 cargo run --release -p train-gpt -- --compare --steps 12 --layers 2 --width 32 --heads 2 --context 32 \
   --out "$out/gpt"
+step "example train-gpt: every way to keep the state, small"
+cargo run --release -p train-gpt -- --compare-states --steps 6 --layers 1 --width 32 --heads 2 --context 32 \
+  --out "$out/states"
 step "example train-gpt: stop and resume"
 cargo run --release -p train-gpt -- --steps 6 --layers 2 --width 32 --heads 2 --context 32 \
   --accumulation 2 --out "$out/resume"
@@ -20,9 +23,15 @@ root=$PWD
 (cd "$out" && cargo run --release --manifest-path "$root/Cargo.toml" -p learner --no-default-features \
   --features flex)
 step "benchmark cpu_step"
-cargo bench -p burn-zero-offload --bench cpu_step -- 1000000
+cargo bench -p burn-zero-offload --bench cpu_step -- --all --sizes 1000000
+cargo bench -p burn-zero-offload --bench cpu_step -- --memory 1000000
+step "peers: the script runs to its end without them"
+PEERS_VENV="$out/none" benches/peers/run.sh 1000000 1 > "$out/peers.md"
+grep -q "| SplitMaster bf16 |" "$out/peers.md"
 step "benchmark transfer, small"
 cargo bench -p burn-zero-offload --bench transfer -- 1 3
+step "benchmark tensors, small"
+cargo bench -p burn-zero-offload --bench tensors -- 100 64
 step "benchmark step, small"
 cargo bench -p burn-zero-offload --bench step -- 20 64 2
 step "example gpu-check on Flex, small"

@@ -9,6 +9,8 @@ if (($# > 2)) || ! [[ $parameters =~ ^[1-9][0-9]*$ && $threads =~ ^[1-9][0-9]*$ 
   echo "usage: $0 [PARAMETERS] [THREADS]" >&2
   exit 2
 fi
+# Our state asks for huge pages where it is large; malloc does the same for everybody else with this.
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 from=$PWD
 venv=${PEERS_VENV:+$(realpath -m -- "$PEERS_VENV")}
 cd "$(dirname "$0")/../.."

@@ -77,8 +77,10 @@
 //!
 //! # What holds
 //!
-//! * In f32 the weights follow Burn's own optimizers to 1e-6. Results are the same bits for every
-//!   thread count and instruction set, and those of a plain loop over the gradients of every use.
+//! * Results do not depend on threads, tiles and instruction sets, also where state is rounded at random, and a
+//!   run that is resumed from records is the run that was not stopped.
+//! * In f32 the weights follow Burn's own optimizers to 1e-6, and are the bits of a plain loop over the
+//!   gradients of every use.
 //! * No weight changes before every gradient of the round is on the host and found to be finite.
 //! * Value semantics: clones of a model keep their values. The next step starts from the values of
 //!   the model it is given, also if they were edited, or come from an older clone.
@@ -94,11 +96,16 @@
 //! |---|---|---|---|
 //! | weights | 4 | 2 | 4 (master) |
 //! | gradients | 4 | those in flight | 2, or 4 where a round has several passes |
-//! | moments | 8 | 0 | 8 |
+//! | moments | 8 | 0 | 8, or 4, or 2.1 |
 //! | AMSGrad, if used | 4 | 0 | 4 |
 //!
 //! In place of the moments SGD keeps nothing, or 4 with momentum; Lion and AdaGrad keep 4, RMSProp 4 to
 //! 12.
+//!
+//! [`StatePrecision`] says what masters and moments are kept in: exactly by default, in bf16 or 8 bits for less
+//! memory and a faster step, for the whole model or for groups. With weights in bf16 the masters are split: the
+//! device's weight is the upper half of the master and the host adds the lower one, so nothing is kept
+//! twice and uploads are sent from where the masters are.
 //!
 //! # Features
 //!

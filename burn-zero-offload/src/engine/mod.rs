@@ -22,7 +22,7 @@ use crate::boundary::{Boundaries, Boundary};
 use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
 use crate::download::{Downloader, Handover};
 use crate::error::OffloadError;
-use crate::host::{Borrowed, GradientStore, HostState};
+use crate::host::{Borrowed, GradientStore, Halves, HostState};
 use crate::layout::SlotLayout;
 use crate::optimize::{ImageMut, Noise, SimdLevel, StatePrecision, TileStep};
 use crate::report::{MemoryReport, Meter, StepReport};
@@ -158,7 +158,7 @@ impl Engine {
                 // Only tests have something to say here, and only by delay or damage.
                 let _ = self.boundaries.pass(boundary);
                 let view = view.slice(range.clone());
-                let single = range.len() <= self.step.tile;
+                let single = self.step.is_one_task(range.len());
                 let Borrowed {
                     state: mut borrowed,
                     halves,
@@ -189,6 +189,8 @@ impl Engine {
             samples.map_or(Ok(0), |samples| samples.compare(layout, state))
         });
         self.gradients.recycle(slot, collected);
+        let copied = state.borrow().halves.map(Halves::take_copied);
+        self.meter.copied(copied.unwrap_or_default());
         let sent = upload.finish();
         // The masters have changed: whatever the model holds from here on, it is not their image
         // unless this upload is.

@@ -16,6 +16,8 @@ use super::memory::Buffer;
 #[derive(Debug)]
 pub(crate) struct Halves {
     pieces: Vec<Piece>,
+    /// Bytes that had to be copied because somebody held them.
+    copied: usize,
 }
 
 #[derive(Debug)]
@@ -82,6 +84,7 @@ impl Halves {
         };
         Self {
             pieces: ranges.into_iter().map(piece).collect(),
+            copied: 0,
         }
     }
 
@@ -98,6 +101,7 @@ impl Halves {
         let memory = &mut self.pieces[index].memory;
         if Arc::get_mut(memory).is_none() {
             let old = memory.as_slice();
+            self.copied += size_of_val(old);
             let mut new = Buffer::zeroed(old.len());
             new.copy_from_slice(old);
             *memory = Arc::new(Memory::Own(new));
@@ -105,6 +109,11 @@ impl Halves {
         Arc::get_mut(memory)
             .expect("memory that was just made has one owner")
             .as_mut_slice()
+    }
+
+    /// Bytes copied since the last call.
+    pub(crate) fn take_copied(&mut self) -> usize {
+        std::mem::take(&mut self.copied)
     }
 
     /// A piece for the device.
@@ -167,12 +176,14 @@ mod tests {
             halves.piece_mut(index)[0] = bf16::ZERO;
             assert_ne!(halves.piece_mut(index).as_ptr(), place);
             let seen: &[bf16] = bytemuck::cast_slice(&lent);
+            assert_eq!(halves.take_copied(), halves.ranges()[index].len() * 2);
             assert!(seen.iter().all(|&x| x == bf16::ONE));
             assert_eq!(seen.as_ptr(), place, "lent without a copy");
             drop(lent);
             let place = halves.piece_mut(index).as_ptr();
             drop(halves.lend(index));
             assert_eq!(halves.piece_mut(index).as_ptr(), place);
+            assert_eq!(halves.take_copied(), 0);
         }
     }
 

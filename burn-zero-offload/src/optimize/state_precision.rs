@@ -45,8 +45,8 @@ pub enum StatePrecision {
     ///
     /// Every `f32` comes back exactly. The upper half is the buffer that uploads are sent from. The device's
     /// weight is the nearest bf16 as with `Full`, but ties go away from zero rather than to even. The
-    /// default where the device's weights are bf16; others have no such half. Source: the split of master
-    /// weights of the BF16 SGD of Intel's PyTorch extension, and of ZeRO-Offload's descendants.
+    /// default where the device's weights are bf16; others have no such half. Source: Split-SGD-BF16 of
+    /// Intel's Extension for PyTorch, here with the upper half rounded instead of cut off.
     SplitMaster,
     /// State in bf16, stochastically rounded (Gupta et al., arXiv 1502.02551); masters as in
     /// `SplitMaster`, or in `f32` where the device's weights are not bf16.
@@ -55,7 +55,7 @@ pub enum StatePrecision {
     /// have to repeat an `f32` run closely.
     Bf16Moments,
     /// State in 8 bits with a bf16 scale for 32 values (block-wise quantization: Dettmers et al., arXiv
-    /// 2110.02861; companding: FlashOptim), masters as in `Bf16Moments`:
+    /// 2110.02861; companding: FlashOptim, arXiv 2602.23349), masters as in `Bf16Moments`:
     ///
     /// ```text
     /// signed        x = m / s    code = 127 * 2 x / (1 + |x|)

@@ -147,6 +147,12 @@ impl TileStep {
         }
     }
 
+    /// Whether an update of `len` elements is one task: it runs on the calling thread, whichever that is, and
+    /// handing it to a pool would only cost time.
+    pub(crate) fn is_one_task(&self, len: usize) -> bool {
+        len <= self.most()
+    }
+
     /// Elements that one task may have.
     fn most(&self) -> usize {
         assert!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
+use super::kept::Kept;
 use super::scan::{Scan, scan};
 use super::{Offload, OffloadOptimizerConfig, options};
 use crate::capture::{GradientTap, Passes, TapTarget};
@@ -50,11 +51,7 @@ pub(super) fn install<M: Module>(
     let mut mover = Mover {
         rules,
         precision,
-        kept: Kept {
-            all: offload.state_precision,
-            groups: kept,
-            used: HashSet::new(),
-        },
+        kept: Kept::new(offload.state_precision, kept),
         upload: options::upload(&offload),
         staged: 0,
         pool: pool.clone(),
@@ -86,8 +83,9 @@ pub(super) fn install<M: Module>(
     };
     let unused = (0..rules.groups.len()).find(|index| !rules.used.contains(index));
     let unused = unused.map(|index| format!("number {index} (counted from 0)"));
-    let not_kept = (0..kept.groups.len()).find(|index| !kept.used.contains(index));
-    let not_kept = not_kept.map(|index| format!("of `with_state_precision` number {index}"));
+    let not_kept = kept
+        .unused()
+        .map(|index| format!("of `with_state_precision` number {index}"));
     let unused = unused.or(not_kept);
     let no_head = offload.full_precision.is_some() && !full_precision_used;
     if let Some(group) = unused.or_else(|| no_head.then(|| "given to `with_full_precision`".into()))
@@ -149,51 +147,6 @@ impl Rules {
             own = (index + 1, rule);
         }
         (own.0, own.1.clone())
-    }
-}
-
-/// What masters and state are kept in.
-struct Kept {
-    all: Option<StatePrecision>,
-    groups: Vec<(ParamGroup, StatePrecision)>,
-    /// Groups that match some parameter.
-    used: HashSet<usize>,
-}
-
-impl Kept {
-    /// That of a parameter in `precision` on the device: of the last group that matches, or of all, or
-    /// the default.
-    fn of(
-        &mut self,
-        id: &ParamId,
-        path: &str,
-        precision: Precision,
-        rule: &HostRule,
-    ) -> Result<StatePrecision, OffloadError> {
-        let mut asked = self.all;
-        for (index, (group, kept)) in self.groups.iter().enumerate() {
-            if group.matches(id, Some(path)) {
-                self.used.insert(index);
-                asked = Some(*kept);
-            }
-        }
-        let Some(kept) = asked else {
-            return Ok(StatePrecision::default_for(precision));
-        };
-        let refused = |reason: String| {
-            Err(OffloadError::StatePrecision {
-                path: path.to_string(),
-                kept,
-                reason,
-            })
-        };
-        if kept.needs_bf16() && precision == Precision::F16 {
-            return refused("its weights on the device are f16, not bf16".into());
-        }
-        if kept.is_lossy() && rule.lossy().is_none() {
-            return refused(format!("the state of {rule:?} does not bear rounding"));
-        }
-        Ok(kept)
     }
 }
 

@@ -3,6 +3,7 @@
 mod collect;
 mod config;
 mod install;
+mod kept;
 mod offload;
 mod options;
 mod rule;

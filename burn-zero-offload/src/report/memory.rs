@@ -56,7 +56,8 @@ impl fmt::Display for MemoryReport {
         row("host: master weights", self.host_master)?;
         row("host: optimizer state", self.host_moments)?;
         row("host: gradient buffers", self.host_gradient_buffers)?;
-        row("host: pinned", self.pinned)?;
+        row("host: pinned besides", self.pinned)?;
+        row("host: pinned masters", self.pinned_masters)?;
         write!(
             f,
             "offloaded parameters     {:>12}, {} state",

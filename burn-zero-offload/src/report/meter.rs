@@ -109,6 +109,11 @@ impl Meter {
         current.pinned_down = current.pinned_down.max(pinned);
     }
 
+    /// Bytes of upper halves that somebody held when they were to be written.
+    pub(crate) fn copied(&self, bytes: usize) {
+        self.0.lock().current.bytes_copied += bytes as u64;
+    }
+
     /// Values of a gradient that are NaN or infinite.
     pub(crate) fn non_finite(&self, values: u64) {
         self.0.lock().current.non_finite += values;

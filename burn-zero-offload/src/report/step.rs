@@ -120,6 +120,9 @@ pub struct StepReport {
     pub bytes_up: u64,
     /// Transfers that took: one per tile.
     pub transfers_up: u64,
+    /// Bytes of split masters that had to be copied before they were changed, because an older clone of the
+    /// model or the device still held them.
+    pub bytes_copied: u64,
     /// Gradient values that were NaN or infinite when they arrived, in all contributions.
     pub non_finite: u64,
     /// Most bytes of gradients that were on their way at once, sums held on the device included.
