@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-/// Elements per tile: four streams of one tile (gradient, master, two moments) are 64 KiB and stay
-/// in a core's second-level cache between the passes over them.
+/// Elements per tile, what updates are cut into for threads. A task gets four: long enough for each
+/// stream to be fetched ahead, short enough that threads end together. Loops that make more than one pass
+/// do so over 512 elements, which stay in the first-level cache.
 pub const TILE: usize = 4096;
 
 /// The tiles of a parameter: consecutive ranges of [`tile`](Self::tile) elements, the last shorter.
