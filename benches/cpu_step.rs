@@ -10,8 +10,9 @@
 //! process and nothing else. `--tsv` prints rows for
 //! `benches/peers/run.sh` alone.
 //!
-//! Medians of nine runs after two that do not count. Timings say something only as ratios of one run on
-//! an otherwise idle machine.
+//! Medians of nine runs after two that do not count. Each run comes right after a pass over the ceiling's streams,
+//! and the share of the ceiling is the median ratio of such pairs: where others use the machine's memory, it changes
+//! speed within seconds.
 
 #![allow(missing_docs)]
 
@@ -19,6 +20,7 @@
 mod updates;
 
 use std::hint::black_box;
+use std::ops::Range;
 
 use burn::tensor::bf16;
 use burn_zero_offload::HostState;
@@ -29,7 +31,7 @@ use burn_zero_offload::optimize::{
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use updates::{Bench, Gradients, Kind, ceiling, median, traffic};
+use updates::{Bench, Ceiling, Gradients, Kind, Time, paired, traffic};
 
 const RULE: Adam = Adam {
     beta_1: 0.9,
@@ -39,42 +41,44 @@ const RULE: Adam = Adam {
 };
 
 /// One thread, one element at a time, never inlined into something a compiler could vectorise.
-fn scalar_loop(gradient: &[bf16]) -> f64 {
+fn scalar_loop(gradient: &[bf16]) -> Time {
     let n = gradient.len();
     let mut state = [vec![0.01f32; n], vec![1e-3; n], vec![1e-6; n]];
     let mut image = vec![bf16::ZERO; n];
     let scalars = RULE.scalars(100, 1e-4);
-    median(|| {
-        let [p, m, v] = &mut state;
-        for i in 0..n {
-            let g = gradient[i].to_f32();
-            let (weight, after) = black_box(Adam::update(&scalars, p[i], [m[i], v[i]], g));
-            (p[i], [m[i], v[i]]) = (weight, after);
-            image[i] = bf16::from_f32(weight);
-        }
-    })
+    paired(
+        || 0.0,
+        || {
+            let [p, m, v] = &mut state;
+            for i in 0..n {
+                let g = gradient[i].to_f32();
+                let (weight, after) = black_box(Adam::update(&scalars, p[i], [m[i], v[i]], g));
+                (p[i], [m[i], v[i]]) = (weight, after);
+                image[i] = bf16::from_f32(weight);
+            }
+        },
+    )
 }
 
 /// Prints rows.
 struct Table {
     tsv: bool,
-    parameters: usize,
-    ceiling: f64,
 }
 
 impl Table {
-    fn row(&self, name: &str, bytes: f64, seconds: f64) {
-        let n = self.parameters as f64;
+    /// A row about `parameters`.
+    fn row(&self, name: &str, bytes: f64, time: Time, parameters: usize) {
+        let Time { seconds, share } = time;
         if self.tsv {
-            println!("row\t{name}\t{bytes}\t{seconds}");
+            println!("row\t{name}\t{bytes}\t{seconds}\t{share}");
             return;
         }
+        let n = parameters as f64;
         println!(
-            "{name:<44} {bytes:>6} B {:>9.2} ms {:>7.3} Gparam/s {:>6.1} GB/s {:>5.2} of the ceiling",
+            "{name:<44} {bytes:>6} B {:>9.2} ms {:>7.3} Gparam/s {:>6.1} GB/s {share:>5.2} of the ceiling",
             seconds * 1e3,
             n / seconds / 1e9,
             n * bytes / seconds / 1e9,
-            self.ceiling / seconds
         );
     }
 }
@@ -105,37 +109,39 @@ fn main() {
         false => &[Kind::Bf16],
     };
     let gradients = Gradients::new(n, kinds);
-    let bench = Bench {
-        pool: &pool,
-        step: TileStep::new(SimdLevel::best()),
-        gradients: &gradients,
-    };
     let adam = HostRule::new(RULE);
     if has("--memory") {
         drop(gradients);
         return memory(&pool, &adam, n);
     }
-    let table = Table {
-        tsv: has("--tsv"),
-        parameters: n,
-        ceiling: ceiling(&pool, &gradients.brain),
+    let ceiling = Ceiling::new(n);
+    let bench = Bench {
+        pool: &pool,
+        step: TileStep::new(SimdLevel::best()),
+        gradients: &gradients,
+        ceiling: &ceiling,
     };
-    table.row("ceiling", 28.0, table.ceiling);
+    let table = Table { tsv: has("--tsv") };
+    let pass = || ceiling.pass(&pool, n);
+    let itself = paired(pass, || {
+        pass();
+    });
+    table.row("ceiling", 28.0, itself, n);
     for kept in StatePrecision::ALL {
-        let seconds = bench.seconds(&adam, kept, Precision::Bf16, Kind::Bf16, n);
+        let time = bench.time(&adam, kept, Precision::Bf16, Kind::Bf16, n);
         let bytes = traffic(kept, Precision::Bf16, Kind::Bf16, 2);
-        table.row(&format!("{kept:?} bf16"), bytes, seconds);
+        table.row(&format!("{kept:?} bf16"), bytes, time, n);
     }
-    let again = ceiling(&pool, &gradients.brain);
-    table.row("ceiling, again", 28.0, again);
-    let scalar = scalar_loop(&gradients.brain[..n.min(8_000_000)]);
-    let scalar = scalar * n as f64 / n.min(8_000_000) as f64;
-    table.row("scalar loop, one thread", 28.0, scalar);
     if has("--all") {
-        all(&bench, &table, threads);
+        let few = n.min(8_000_000);
+        let scalar = scalar_loop(&gradients.brain[..few]);
+        let share = ceiling.pass(&pool, few) / scalar.seconds;
+        let time = Time { share, ..scalar };
+        table.row("scalar loop, one thread", 28.0, time, few);
+        all(&bench, &table, n, threads);
     }
     if has("--sizes") {
-        sizes(&bench, &table, &adam);
+        sizes(&bench, n, &adam);
     }
 }
 
@@ -171,8 +177,8 @@ fn memory(pool: &ThreadPool, rule: &HostRule, n: usize) {
         let step = TileStep::new(SimdLevel::best());
         for time in 1..=2 {
             let update = rule.begin(time, 1e-4, GradientScaling::NONE);
-            let pieces = if tile == 0 {
-                vec![0..n]
+            let pieces: Vec<Range<usize>> = if tile == 0 {
+                std::iter::once(0..n).collect()
             } else {
                 (0..n)
                     .step_by(tile)
@@ -205,8 +211,7 @@ fn memory(pool: &ThreadPool, rule: &HostRule, n: usize) {
 }
 
 /// Rules, types, instruction sets and threads.
-fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
-    let n = table.parameters;
+fn all(bench: &Bench<'_>, table: &Table, n: usize, threads: usize) {
     let l2 = Adam {
         weight_decay: WeightDecay::L2(0.01),
         ..RULE
@@ -235,9 +240,9 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
             if lossy && rule.lossy().is_none() {
                 continue;
             }
-            let seconds = bench.seconds(&rule, kept, Precision::Bf16, Kind::Bf16, n);
+            let time = bench.time(&rule, kept, Precision::Bf16, Kind::Bf16, n);
             let bytes = traffic(kept, Precision::Bf16, Kind::Bf16, rule.state().len());
-            table.row(&format!("{name}, {kept:?} bf16"), bytes, seconds);
+            table.row(&format!("{name}, {kept:?} bf16"), bytes, time, n);
         }
     }
     for (device, kind, name) in [
@@ -247,9 +252,9 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
         (Precision::Bf16, Kind::F32, "f32 to bf16"),
     ] {
         let kept = StatePrecision::default_for(device);
-        let seconds = bench.seconds(&adam, kept, device, kind, n);
+        let time = bench.time(&adam, kept, device, kind, n);
         let bytes = traffic(kept, device, kind, 2);
-        table.row(&format!("{kept:?}, {name}"), bytes, seconds);
+        table.row(&format!("{kept:?}, {name}"), bytes, time, n);
     }
     for simd in SimdLevel::ALL
         .into_iter()
@@ -259,10 +264,9 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
         let step = TileStep::new(simd);
         let bench = Bench { step, ..*bench };
         for kept in StatePrecision::ALL {
-            let seconds = bench.seconds(&adam, kept, Precision::Bf16, Kind::Bf16, n);
-            let seconds = seconds * table.parameters as f64 / n as f64;
+            let time = bench.time(&adam, kept, Precision::Bf16, Kind::Bf16, n);
             let bytes = traffic(kept, Precision::Bf16, Kind::Bf16, 2);
-            table.row(&format!("{kept:?} bf16, {simd:?}"), bytes, seconds);
+            table.row(&format!("{kept:?} bf16, {simd:?}"), bytes, time, n);
         }
     }
     for threads in 1..threads {
@@ -271,38 +275,37 @@ fn all(bench: &Bench<'_>, table: &Table, threads: usize) {
             pool: &pool,
             ..*bench
         };
-        let alone = ceiling(&pool, &bench.gradients.brain);
-        table.row(&format!("ceiling, {threads} threads"), 28.0, alone);
         for kept in StatePrecision::ALL {
-            let seconds = bench.seconds(&adam, kept, Precision::Bf16, Kind::Bf16, n);
+            let time = bench.time(&adam, kept, Precision::Bf16, Kind::Bf16, n);
             let bytes = traffic(kept, Precision::Bf16, Kind::Bf16, 2);
-            table.row(&format!("{kept:?} bf16, {threads} threads"), bytes, seconds);
+            table.row(&format!("{kept:?} bf16, {threads} threads"), bytes, time, n);
         }
     }
 }
 
 /// From small to large, and the same total in many pieces.
-fn sizes(bench: &Bench<'_>, table: &Table, adam: &HostRule) {
-    let n = table.parameters;
+fn sizes(bench: &Bench<'_>, n: usize, adam: &HostRule) {
     let steps = (0..).map(|k| 1_000_000 << k).take_while(|len| *len < n);
     for len in steps.chain([n]) {
         for kept in StatePrecision::ALL {
-            let seconds = bench.seconds(adam, kept, Precision::Bf16, Kind::Bf16, len);
+            let time = bench.time(adam, kept, Precision::Bf16, Kind::Bf16, len);
             println!(
-                "{len:>11} parameters {kept:<14?} {:>7.3} ns each",
-                seconds * 1e9 / len as f64
+                "{len:>11} parameters {:<14} {:>7.3} ns each, {:>5.2} of the ceiling of as many",
+                format!("{kept:?}"),
+                time.seconds * 1e9 / len as f64,
+                time.share
             );
         }
     }
     let (count, len) = (10_000, (n / 10_000).max(1));
     for kept in StatePrecision::ALL {
-        let whole = bench.seconds(adam, kept, Precision::Bf16, Kind::Bf16, count * len);
+        let whole = bench.time(adam, kept, Precision::Bf16, Kind::Bf16, count * len);
         let [together, apart] = bench.many(adam, kept, len, count);
         println!(
-            "{count} tensors of {len}, {kept:<14?} {:.2} x one tensor of the same total; {:.2} x one \
-             by one",
-            together / whole,
-            apart / whole
+            "{count} tensors of {len}, {:<14} {:.2} x one tensor of the same total; {:.2} x one by one",
+            format!("{kept:?}"),
+            whole.share / together.share,
+            whole.share / apart.share
         );
     }
 }

@@ -3,6 +3,7 @@
 //! Part of `benches/cpu_step.rs`.
 
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use burn::tensor::{bf16, f16};
@@ -13,18 +14,38 @@ use burn_zero_offload::optimize::{
 use memmap2::{Advice, MmapMut};
 use rayon::ThreadPool;
 
-/// The median of nine runs, in seconds, after two that do not count.
-pub fn median(mut run: impl FnMut()) -> f64 {
-    let mut seconds: Vec<f64> = (0..11)
-        .map(|_| {
-            let start = Instant::now();
-            run();
-            start.elapsed().as_secs_f64()
-        })
-        .skip(2)
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+/// What was measured of an update.
+#[derive(Clone, Copy)]
+pub struct Time {
+    /// Median seconds of nine runs after two that do not count.
+    pub seconds: f64,
+    /// Median ratio of the time of a pass over the same streams right before each run to the time of the run: memory
+    /// changes speed within seconds where others use it too.
+    pub share: f64,
+}
+
+/// Runs `run` and the ceiling in turns.
+pub fn paired(mut ceiling: impl FnMut() -> f64, mut run: impl FnMut()) -> Time {
+    let (mut seconds, mut shares) = (Vec::new(), Vec::new());
+    for number in 0..11 {
+        let before = ceiling();
+        let start = Instant::now();
+        run();
+        let took = start.elapsed().as_secs_f64();
+        if number >= 2 {
+            seconds.push(took);
+            shares.push(before / took);
+        }
+    }
+    Time {
+        seconds: middle(seconds),
+        share: middle(shares),
+    }
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Gradients of every type, a little different from element to element.
@@ -87,17 +108,19 @@ pub struct Bench<'a> {
     pub pool: &'a ThreadPool,
     pub step: TileStep,
     pub gradients: &'a Gradients,
+    pub ceiling: &'a Ceiling,
 }
 
 impl Bench<'_> {
-    pub fn seconds(
+    /// An update of `len` parameters.
+    pub fn time(
         &self,
         rule: &HostRule,
         kept: StatePrecision,
         device: Precision,
         kind: Kind,
         len: usize,
-    ) -> f64 {
+    ) -> Time {
         let mut state = HostState::zeroed(rule, device, kept, len);
         let split = kept != StatePrecision::Full && device == Precision::Bf16;
         let mut image = DeviceImage::zeroed(device, if split { 0 } else { len });
@@ -107,7 +130,8 @@ impl Bench<'_> {
             GradientView::F16(g) => GradientView::F16(&g[..len]),
             GradientView::Bf16(g) => GradientView::Bf16(&g[..len]),
         };
-        median(|| {
+        let ceiling = || self.ceiling.pass(self.pool, len);
+        paired(ceiling, || {
             time += 1;
             let update = rule.begin(time, 1e-4, GradientScaling::NONE);
             let work = state.work(&update, gradient, image.as_mut());
@@ -129,7 +153,7 @@ impl Bench<'_> {
         kept: StatePrecision,
         len: usize,
         count: usize,
-    ) -> [f64; 2] {
+    ) -> [Time; 2] {
         let new = |_| HostState::zeroed(rule, Precision::Bf16, kept, len);
         let mut states: Vec<HostState> = (0..count).map(new).collect();
         let own = if kept == StatePrecision::Full { len } else { 0 };
@@ -154,29 +178,45 @@ impl Bench<'_> {
                 });
             }
         };
-        [true, false].map(|together| median(|| run(together)))
+        let ceiling = || self.ceiling.pass(self.pool, len * count);
+        [true, false].map(|together| paired(ceiling, || run(together)))
     }
 }
 
-/// Memory like that of the state: large, in huge pages where the system gives them.
-fn pages(bytes: usize) -> MmapMut {
-    let pages = MmapMut::map_anon(bytes.max(1)).expect("memory for the ceiling");
-    #[cfg(target_os = "linux")]
-    let _ = pages.advise(Advice::HugePage);
-    pages
+/// The streams of Adam with an addition each instead of its arithmetic: what memory allows. Memory like that of the
+/// state: large, in huge pages where the system gives them.
+pub struct Ceiling {
+    pages: Mutex<[MmapMut; 5]>,
 }
 
-/// The streams of Adam with an addition each instead of its arithmetic: what memory allows.
-pub fn ceiling(pool: &ThreadPool, gradient: &[bf16]) -> f64 {
-    let n = gradient.len();
-    let mut memory = [4, 4, 4, 2].map(|size| pages(n * size));
-    let [p, m, v, h] = &mut memory;
-    let floats = |pages| -> &mut [f32] { &mut bytemuck::cast_slice_mut::<u8, f32>(pages)[..n] };
-    let (p, m, v) = (floats(p), floats(m), floats(v));
-    let h: &mut [u16] = &mut bytemuck::cast_slice_mut::<u8, u16>(h)[..n];
-    let seconds = median(|| pool.install(|| streams(p, m, v, gradient, h)));
-    black_box(h);
-    seconds
+impl Ceiling {
+    /// For up to `len` parameters.
+    pub fn new(len: usize) -> Self {
+        let pages = [4, 4, 4, 2, 2].map(|size| {
+            let pages = MmapMut::map_anon((len * size).max(1)).expect("memory for the ceiling");
+            #[cfg(target_os = "linux")]
+            let _ = pages.advise(Advice::HugePage);
+            pages
+        });
+        Self {
+            pages: Mutex::new(pages),
+        }
+    }
+
+    /// Seconds of one pass over `len` parameters.
+    pub fn pass(&self, pool: &ThreadPool, len: usize) -> f64 {
+        let mut pages = self.pages.lock().expect("no pass has panicked");
+        let [p, m, v, g, h] = &mut *pages;
+        let floats =
+            |pages| -> &mut [f32] { &mut bytemuck::cast_slice_mut::<u8, f32>(pages)[..len] };
+        let (p, m, v) = (floats(p), floats(m), floats(v));
+        let g: &[bf16] = &bytemuck::cast_slice::<u8, bf16>(g)[..len];
+        let h: &mut [u16] = &mut bytemuck::cast_slice_mut::<u8, u16>(h)[..len];
+        let start = Instant::now();
+        pool.install(|| streams(p, m, v, g, h));
+        black_box(h);
+        start.elapsed().as_secs_f64()
+    }
 }
 
 fn streams(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[bf16], h: &mut [u16]) {

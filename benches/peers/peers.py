@@ -3,9 +3,11 @@
     peers.py PARAMETERS THREADS build|deepspeed|torch
 
 `build` compiles DeepSpeed's kernel and measures nothing. The others print one line per row, tab-separated:
-`row`, name, bytes per parameter, median seconds.
+`row`, name, bytes per parameter, median seconds, share of the ceiling. STREAM_LIBRARY names stream.c as a shared
+library: every run of a peer comes after a pass of it, and the share is the median of the ratios of such pairs.
 """
 
+import ctypes
 import os
 import statistics
 import sys
@@ -26,16 +28,20 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch  # noqa: E402
 
 torch.set_num_threads(THREADS)
+stream = ctypes.CDLL(os.environ["STREAM_LIBRARY"]).adam_mix_seconds
+stream.argtypes, stream.restype = (ctypes.c_size_t, ctypes.c_int), ctypes.c_double
 
 
 def row(name, bytes_per_parameter, run):
-    seconds = []
+    seconds, shares = [], []
     for _ in range(WARM_UPS + RUNS):
+        ceiling = stream(PARAMETERS, THREADS)
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds[WARM_UPS:])
-    print("row", name, bytes_per_parameter, f"{median:.9f}", sep="\t", flush=True)
+        shares.append(ceiling / seconds[-1])
+    median, share = (statistics.median(values[WARM_UPS:]) for values in (seconds, shares))
+    print("row", name, bytes_per_parameter, f"{median:.9f}", f"{share:.6f}", sep="\t", flush=True)
 
 
 def parameter(dtype=torch.float32):

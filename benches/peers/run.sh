@@ -9,8 +9,9 @@ if (($# > 2)) || ! [[ $parameters =~ ^[1-9][0-9]*$ && $threads =~ ^[1-9][0-9]*$ 
   echo "usage: $0 [PARAMETERS] [THREADS]" >&2
   exit 2
 fi
-# Our state asks for huge pages where it is large; malloc does the same for everybody else with this.
-export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+# Our state asks for huge pages where it is large. The others have what malloc gives them, as everybody who
+# uses them has; with PEERS_HUGE_PAGES=1 malloc asks as well.
+[ "${PEERS_HUGE_PAGES:-0}" = 1 ] && export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 from=$PWD
 venv=${PEERS_VENV:+$(realpath -m -- "$PEERS_VENV")}
 cd "$(dirname "$0")/../.."
@@ -30,12 +31,13 @@ measure() { "$@" | tee -a "$lines" >&2; }
 peers() {
   env PATH="$venv/bin:$PATH" TMPDIR="$temporary" DS_ACCELERATOR=cpu \
     TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$venv/torch_extensions}" \
-    "$venv/bin/python" benches/peers/peers.py "$parameters" "$threads" "$1"
+    STREAM_LIBRARY="$temporary/libstream.so" "$venv/bin/python" benches/peers/peers.py "$parameters" "$threads" "$1"
 }
 
 # Everything is built before anything is measured.
 step "build" >&2
 gcc -O3 -march=native -fopenmp benches/peers/stream.c -o "$temporary/stream"
+gcc -O3 -march=native -fopenmp -shared -fPIC benches/peers/stream.c -o "$temporary/libstream.so"
 cargo bench -p burn-zero-offload --bench cpu_step --no-run >&2
 with=()
 if versions=$("$venv/bin/python" -c 'from importlib.metadata import version as v

@@ -3,6 +3,8 @@
 //
 //     gcc -O3 -march=native -fopenmp stream.c -o stream && ./stream PARAMETERS THREADS
 //
+// As a shared library (-shared -fPIC) it gives peers.py one pass of `adam-mix` at a time.
+//
 // Prints one line per row, tab-separated: `row`, name, bytes per parameter, median seconds. Bytes are
 // those the loop names; that a cache line is read before it is written is not counted.
 
@@ -137,14 +139,7 @@ static size_t positive(const char *word) {
     return (size_t)number;
 }
 
-int main(int count, char **words) {
-    if (count != 3) {
-        fprintf(stderr, "usage: %s PARAMETERS THREADS\n", words[0]);
-        return 2;
-    }
-    size_t parameters = positive(words[1]);
-    omp_set_num_threads((int)positive(words[2]));
-
+static State allocated(size_t parameters) {
     State state = {
         .master = allocate(parameters, sizeof(float)),
         .first = allocate(parameters, sizeof(float)),
@@ -153,7 +148,28 @@ int main(int count, char **words) {
         .weight = allocate(parameters, sizeof(uint16_t)),
     };
     on_all_threads(fill, &state, parameters);
+    return state;
+}
 
+// Seconds of one pass over memory that is allocated by the first call.
+double adam_mix_seconds(size_t parameters, int threads) {
+    static State state;
+    omp_set_num_threads(threads);
+    if (!state.master) state = allocated(parameters);
+    double start = omp_get_wtime();
+    on_all_threads(adam_mix, &state, parameters);
+    return omp_get_wtime() - start;
+}
+
+int main(int count, char **words) {
+    if (count != 3) {
+        fprintf(stderr, "usage: %s PARAMETERS THREADS\n", words[0]);
+        return 2;
+    }
+    size_t parameters = positive(words[1]);
+    omp_set_num_threads((int)positive(words[2]));
+
+    State state = allocated(parameters);
     measure("stream adam-mix", 28, adam_mix, &state, parameters);
     measure("stream three fp32, read and written", 24, update_three, &state, parameters);
     measure("stream one fp32, read and written", 8, update_one, &state, parameters);
