@@ -134,7 +134,7 @@ fn main() {
     }
     if has("--all") {
         let few = n.min(8_000_000);
-        let scalar = scalar_loop(&gradients.brain[..few]);
+        let scalar = scalar_loop(gradients.brain(few));
         let share = ceiling.pass(&pool, few) / scalar.seconds;
         let time = Time { share, ..scalar };
         table.row("scalar loop, one thread", 28.0, time, few);

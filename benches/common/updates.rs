@@ -9,7 +9,8 @@ use std::time::Instant;
 use burn::tensor::{bf16, f16};
 use burn_zero_offload::HostState;
 use burn_zero_offload::optimize::{
-    DeviceImage, GradientScaling, GradientView, HostRule, Precision, StatePrecision, TileStep, Work,
+    DeviceImage, GradientScaling, GradientView, HostRule, ImageMut, Precision, StatePrecision,
+    TileStep, Work,
 };
 use memmap2::{Advice, MmapMut};
 use rayon::ThreadPool;
@@ -48,11 +49,20 @@ fn middle(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// Memory like that of the engine: large, in huge pages where the system gives them.
+pub fn pages(bytes: usize) -> MmapMut {
+    let pages = MmapMut::map_anon(bytes.max(1)).expect("memory for what is measured");
+    #[cfg(target_os = "linux")]
+    let _ = pages.advise(Advice::HugePage);
+    pages
+}
+
 /// Gradients of every type, a little different from element to element.
 pub struct Gradients {
-    single: Vec<f32>,
-    half: Vec<f16>,
-    pub brain: Vec<bf16>,
+    len: usize,
+    single: MmapMut,
+    half: MmapMut,
+    brain: MmapMut,
 }
 
 /// Types of gradients.
@@ -66,24 +76,38 @@ pub enum Kind {
 impl Gradients {
     pub fn new(len: usize, kinds: &[Kind]) -> Self {
         let value = |i: usize| 1e-3 * ((i % 97) as f32 / 97.0 - 0.5);
-        let of = |kind| if kinds.contains(&kind) { len } else { 0 };
-        Self {
-            single: (0..of(Kind::F32)).map(value).collect(),
-            half: (0..of(Kind::F16))
-                .map(|i| f16::from_f32(value(i)))
-                .collect(),
-            brain: (0..of(Kind::Bf16))
-                .map(|i| bf16::from_f32(value(i)))
-                .collect(),
+        let of = |kind, size| pages(if kinds.contains(&kind) { len * size } else { 0 });
+        let mut new = Self {
+            len,
+            single: of(Kind::F32, 4),
+            half: of(Kind::F16, 2),
+            brain: of(Kind::Bf16, 2),
+        };
+        for (i, bytes) in new.single.chunks_exact_mut(4).enumerate() {
+            bytes.copy_from_slice(&value(i).to_ne_bytes());
+        }
+        for (i, bytes) in new.half.chunks_exact_mut(2).enumerate() {
+            bytes.copy_from_slice(&f16::from_f32(value(i)).to_ne_bytes());
+        }
+        for (i, bytes) in new.brain.chunks_exact_mut(2).enumerate() {
+            bytes.copy_from_slice(&bf16::from_f32(value(i)).to_ne_bytes());
+        }
+        new
+    }
+
+    /// The first `len` of them.
+    pub fn view(&self, kind: Kind, len: usize) -> GradientView<'_> {
+        match kind {
+            Kind::F32 => GradientView::F32(bytemuck::cast_slice(&self.single[..len * 4])),
+            Kind::F16 => GradientView::F16(bytemuck::cast_slice(&self.half[..len * 2])),
+            Kind::Bf16 => GradientView::Bf16(self.brain(len)),
         }
     }
 
-    pub fn view(&self, kind: Kind) -> GradientView<'_> {
-        match kind {
-            Kind::F32 => GradientView::F32(&self.single),
-            Kind::F16 => GradientView::F16(&self.half),
-            Kind::Bf16 => GradientView::Bf16(&self.brain),
-        }
+    /// The first `len` of them in bf16.
+    pub fn brain(&self, len: usize) -> &[bf16] {
+        assert!(len <= self.len);
+        bytemuck::cast_slice(&self.brain[..len * 2])
     }
 }
 
@@ -123,18 +147,16 @@ impl Bench<'_> {
     ) -> Time {
         let mut state = HostState::zeroed(rule, device, kept, len);
         let split = kept != StatePrecision::Full && device == Precision::Bf16;
-        let mut image = DeviceImage::zeroed(device, if split { 0 } else { len });
+        let mut image = pages(if split { 0 } else { len * device.size() });
         let mut time = 0;
-        let gradient = match self.gradients.view(kind) {
-            GradientView::F32(g) => GradientView::F32(&g[..len]),
-            GradientView::F16(g) => GradientView::F16(&g[..len]),
-            GradientView::Bf16(g) => GradientView::Bf16(&g[..len]),
-        };
+        let gradient = self.gradients.view(kind, len);
         let ceiling = || self.ceiling.pass(self.pool, len);
         paired(ceiling, || {
             time += 1;
             let update = rule.begin(time, 1e-4, GradientScaling::NONE);
-            let work = state.work(&update, gradient, image.as_mut());
+            let used = if split { 0 } else { len * device.size() };
+            let image = ImageMut::of_bytes(device, &mut image[..used]);
+            let work = state.work(&update, gradient, image);
             let Work {
                 state,
                 gradient,
@@ -159,7 +181,7 @@ impl Bench<'_> {
         let own = if kept == StatePrecision::Full { len } else { 0 };
         let mut images = vec![DeviceImage::zeroed(Precision::Bf16, own); count];
         let mut time = 0;
-        let gradient = &self.gradients.brain[..len];
+        let gradient = self.gradients.brain(len);
         let mut run = |together: bool| {
             time += 1;
             let update = rule.begin(time, 1e-4, GradientScaling::NONE);
@@ -183,8 +205,7 @@ impl Bench<'_> {
     }
 }
 
-/// The streams of Adam with an addition each instead of its arithmetic: what memory allows. Memory like that of the
-/// state: large, in huge pages where the system gives them.
+/// The streams of Adam with an addition each instead of its arithmetic: what memory allows.
 pub struct Ceiling {
     pages: Mutex<[MmapMut; 5]>,
 }
@@ -192,12 +213,7 @@ pub struct Ceiling {
 impl Ceiling {
     /// For up to `len` parameters.
     pub fn new(len: usize) -> Self {
-        let pages = [4, 4, 4, 2, 2].map(|size| {
-            let pages = MmapMut::map_anon((len * size).max(1)).expect("memory for the ceiling");
-            #[cfg(target_os = "linux")]
-            let _ = pages.advise(Advice::HugePage);
-            pages
-        });
+        let pages = [4, 4, 4, 2, 2].map(|size| pages(len * size));
         Self {
             pages: Mutex::new(pages),
         }

@@ -98,8 +98,8 @@ pub trait Rule<const N: usize>: Clone + fmt::Debug + Send + Sync + 'static {
         Some(state.map(Option::unwrap_or_default))
     }
 
-    /// Compile a loop for every way to keep weights and state, instead of one that they are converted for.
-    /// Faster where arithmetic is the limit; takes the compiler some seconds for each rule.
+    /// Compile loops for every way to keep rounded state, instead of one that it is converted for. Two to three
+    /// times as fast; takes the compiler some seconds for each rule.
     const FUSED: bool = false;
 
     /// A rule that gives the same bits with these hyper-parameters and has less to do, if there is one.

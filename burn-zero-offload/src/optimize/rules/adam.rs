@@ -106,6 +106,8 @@ impl Rule<2> for Adam {
 
     const LOSSY: Option<[StateKind; 2]> = Some([StateKind::Signed, StateKind::NonNegative]);
 
+    const FUSED: bool = true;
+
     fn shorter(&self) -> Option<HostRule> {
         match self.weight_decay {
             WeightDecay::None | WeightDecay::Decoupled(_) => Some(HostRule::new(PlainAdam(*self))),
@@ -164,7 +166,7 @@ impl Rule<2> for PlainAdam {
 
     const LOSSY: Option<[StateKind; 2]> = Adam::LOSSY;
 
-    const FUSED: bool = true;
+    const FUSED: bool = Adam::FUSED;
 
     fn scalars(&self, time: u64, lr: f64) -> AdamScalars {
         self.0.scalars(time, lr)

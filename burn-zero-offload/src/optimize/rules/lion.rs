@@ -36,6 +36,8 @@ impl Rule<1> for Lion {
 
     const LOSSY: Option<[StateKind; 1]> = Some([StateKind::Signed]);
 
+    const FUSED: bool = true;
+
     fn scalars(&self, _time: u64, lr: f64) -> LionScalars {
         LionScalars {
             beta_1: self.beta_1,
@@ -51,13 +53,8 @@ impl Rule<1> for Lion {
     fn update(s: &LionScalars, p: f32, [m]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
         let direction = s.beta_1.mul_add(m, s.one_minus_beta_1 * g);
         // `f32::signum` gives zero a sign.
-        let step = if direction > 0.0 {
-            s.lr
-        } else if direction < 0.0 {
-            -s.lr
-        } else {
-            0.0
-        };
+        let moves = direction.abs() > 0.0;
+        let step = if moves { s.lr.copysign(direction) } else { 0.0 };
         let m = s.beta_2.mul_add(m, s.one_minus_beta_2 * g);
         (p * s.keep - step, [m])
     }

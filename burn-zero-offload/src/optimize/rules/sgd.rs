@@ -66,6 +66,8 @@ impl Rule<1> for Momentum {
 
     const LOSSY: Option<[StateKind; 1]> = Some([StateKind::Signed]);
 
+    const FUSED: bool = true;
+
     fn scalars(&self, time: u64, lr: f64) -> MomentumScalars {
         MomentumScalars {
             penalty: self.penalty,

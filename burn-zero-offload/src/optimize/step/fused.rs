@@ -1,5 +1,5 @@
 //! One pass over memory: gradient, scaling, rule, master weights, state and image in one loop. There is
-//! a loop for every combination, so only the rule that almost everybody uses has them.
+//! a loop for every combination; those for rounded state only the rules have that most people use.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,8 @@ use crate::optimize::codec::{
 use crate::optimize::{GradientView, ImageMut, Rule, SimdLevel, Update};
 
 /// Carries an update out, or gives the piece back if there is no loop for it: gradients clipped by value
-/// or of another type than the weights, rounded state beside masters in `f32`, no vector instructions.
+/// or of another type than the weights, rounded state of most rules or beside masters in `f32`, no vector
+/// instructions.
 pub(super) fn run<'a, R: Rule<N>, const N: usize>(
     simd: SimdLevel,
     scalars: &R::Scalars,
@@ -35,10 +36,13 @@ pub(super) fn run<'a, R: Rule<N>, const N: usize>(
             single
         }
         (
-            MasterMut::Lower16(_) | MasterMut::Lower8(_),
+            MasterMut::Lower16(_),
             ImageMut::Bf16(_),
             GradientView::Bf16(_) | GradientView::F32(_),
-        ) => true,
+        ) => single || R::FUSED,
+        (MasterMut::Lower8(_), ImageMut::Bf16(_), GradientView::Bf16(_) | GradientView::F32(_)) => {
+            R::FUSED
+        }
         _ => false,
     };
     if !exists {
@@ -101,7 +105,7 @@ impl<R: Rule<N>, const N: usize> Call<'_, R, N> {
                     GradientView::F16(_) => unreachable!("there is no such loop"),
                 }
             }
-            (MasterMut::Lower8(lower), ImageMut::Bf16(upper), gradient) => {
+            (MasterMut::Lower8(lower), ImageMut::Bf16(upper), gradient) if R::FUSED => {
                 let (upper, lower) = (Rows::new(upper), Rows::new(lower));
                 let master = Split8 { upper, lower };
                 match gradient {
@@ -115,6 +119,10 @@ impl<R: Rule<N>, const N: usize> Call<'_, R, N> {
     }
 
     fn any<M: Column, G: Source>(&self, master: M, gradient: G, state: States<'_>) {
+        // Known when the program is compiled: other rules have no loops for rounded state.
+        if !R::FUSED {
+            return self.exact(master, gradient, state);
+        }
         match state.first() {
             Some(MomentMut::Bf16(_)) => {
                 let columns = columns::<_, N>(state, |values| match values {

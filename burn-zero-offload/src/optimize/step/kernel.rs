@@ -31,12 +31,7 @@ impl<R: Rule<N>, const N: usize> BegunUpdate for Begun<R, N> {
         if piece.state.len() != N {
             wrong_state(N, piece.state.len());
         }
-        let rest = if R::FUSED {
-            fused::run::<R, N>(simd, &self.0, update, piece)
-        } else {
-            Some(piece)
-        };
-        if let Some(piece) = rest {
+        if let Some(piece) = fused::run::<R, N>(simd, &self.0, update, piece) {
             staged::run::<R, N>(simd, &self.0, update, piece);
         }
     }

@@ -188,12 +188,18 @@ impl<C: Column> WithSimd for Read<'_, C> {
         column.begin(0);
         for row in 0..full {
             let raw = column.read(row);
-            let values = std::array::from_fn(|lane| column.get(&raw, lane, of));
+            let mut values = [0.0; LANES];
+            for (lane, value) in values.iter_mut().enumerate() {
+                *value = column.get(&raw, lane, of);
+            }
             rows.write(row, values);
         }
         if rest > 0 {
             let raw = column.read_rest();
-            let values = std::array::from_fn(|lane| column.get(&raw, lane, of));
+            let mut values = [0.0; LANES];
+            for (lane, value) in values.iter_mut().enumerate() {
+                *value = column.get(&raw, lane, of);
+            }
             rows.write_rest(values);
         }
     }
