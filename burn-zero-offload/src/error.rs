@@ -106,8 +106,8 @@ pub enum OffloadError {
 
     /// The instruction set asked for is not there.
     #[error(
-        "this machine has no {0:?} instructions. Leave `OffloadConfig::with_simd` out to take the \
-         best it has"
+        "this machine has no {0:?} instructions. Leave `OffloadConfig::with_simd` and the variable \
+         `BURN_OFFLOAD_SIMD` out to take the best it has"
     )]
     UnsupportedSimd(SimdLevel),
 

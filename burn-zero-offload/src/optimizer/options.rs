@@ -196,6 +196,39 @@ mod tests {
         }
     }
 
+    /// acceptance.md, CPU step 8: an instruction set can be forced, by config or environment.
+    #[test]
+    fn the_config_wins_over_the_environment_and_that_over_the_best() {
+        let named = |name: &str| Some(name.to_string());
+        let scalar = Some(SimdLevel::Scalar);
+        assert_eq!(choose_simd(None, None).unwrap(), SimdLevel::best());
+        assert_eq!(choose_simd(None, named(" ")).unwrap(), SimdLevel::best());
+        assert_eq!(
+            choose_simd(None, named("scalar")).unwrap(),
+            SimdLevel::Scalar
+        );
+        assert_eq!(
+            choose_simd(None, named(" SCALAR ")).unwrap(),
+            SimdLevel::Scalar
+        );
+        assert_eq!(
+            choose_simd(scalar, named("nonsense")).unwrap(),
+            SimdLevel::Scalar
+        );
+        let error = choose_simd(None, named("sse9")).unwrap_err().to_string();
+        assert!(
+            error.contains("BURN_OFFLOAD_SIMD") && error.contains("sse9"),
+            "{error}"
+        );
+        let foreign = if cfg!(target_arch = "x86_64") {
+            "neon"
+        } else {
+            "avx2"
+        };
+        let error = choose_simd(None, named(foreign)).unwrap_err();
+        assert!(matches!(error, OffloadError::UnsupportedSimd(_)), "{error}");
+    }
+
     #[test]
     fn options_that_cannot_work_are_named() {
         let config = OffloadConfig::new;
