@@ -26,5 +26,6 @@ mod records;
 mod refusals;
 mod rules;
 mod state_precision;
+mod threads;
 mod transfers;
 mod verdict;

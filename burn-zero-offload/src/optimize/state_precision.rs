@@ -119,6 +119,16 @@ impl StatePrecision {
         matches!(self, Self::SplitMaster | Self::Int8Master24)
     }
 
+    /// What it comes to for weights in `precision` on the device: in f32 they are the masters, and there is
+    /// nothing to split.
+    pub(crate) fn of_weights(self, precision: Precision) -> Self {
+        match (self, precision) {
+            (Self::SplitMaster, Precision::F32) => Self::Full,
+            (Self::Int8Master24, Precision::F32) => Self::Int8Moments,
+            (kept, _) => kept,
+        }
+    }
+
     /// Whether state is rounded.
     pub(crate) fn is_lossy(self) -> bool {
         self.state() != StateCodec::F32

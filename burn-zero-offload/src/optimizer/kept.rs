@@ -65,6 +65,6 @@ impl Kept {
         if kept.is_lossy() && rule.lossy().is_none() {
             return refused(format!("the state of {rule:?} does not bear rounding"));
         }
-        Ok(kept)
+        Ok(kept.of_weights(precision))
     }
 }

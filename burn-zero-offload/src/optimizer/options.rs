@@ -94,7 +94,10 @@ pub(super) fn of_engine(
     Ok(EngineOptions {
         simd,
         seed: config.seed,
-        kept: (config.state_precision).unwrap_or(StatePrecision::default_for(precision)),
+        kept: config
+            .state_precision
+            .unwrap_or(StatePrecision::default_for(precision))
+            .of_weights(precision),
         in_flight: config.in_flight,
         upload: upload(config),
         policy: RoundPolicy {
