@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId, Reparameterizer};
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{AllocationProperty, DType, Device, FloatDType, Shape, Tensor};
 
 use super::kept::Kept;
 use super::scan::{Scan, scan};
@@ -285,6 +285,9 @@ impl Mover<'_> {
                 // Small weights go whole, which copies them anyway.
                 let fits = self.upload.pins(self.staged + bytes);
                 let buffer = (tiled && fits).then(|| target.staging(1, bytes))?.pop()?;
+                if buffer.property() != AllocationProperty::Pinned {
+                    return None;
+                }
                 self.staged += bytes;
                 Some(buffer)
             })
