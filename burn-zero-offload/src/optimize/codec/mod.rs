@@ -23,7 +23,7 @@ pub(super) use int8::{Codes, GROUP_ROWS, Scratch};
 pub(crate) use int8::{GROUP, decode_slice, scales_for};
 pub(super) use master::{Mirrored, Split8, Split16};
 pub(crate) use master::{join8_slice, join16_slice};
-pub(super) use moments::{BFloat, Single};
+pub(super) use moments::Values;
 pub use noise::Noise;
 pub(super) use noise::lane_noise;
 pub use planes::{MasterMut, MomentMut};

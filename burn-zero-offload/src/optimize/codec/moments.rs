@@ -5,43 +5,6 @@ use half::bf16;
 use super::half::Half;
 use super::{Column, LANES, Rows, Use};
 
-/// `f32` as it is.
-pub(in crate::optimize) struct Single<'a>(pub(in crate::optimize) Rows<'a, f32>);
-
-impl Column for Single<'_> {
-    type Row = [f32; LANES];
-
-    #[inline(always)]
-    fn read(&self, row: usize) -> Self::Row {
-        self.0.read(row)
-    }
-
-    #[inline(always)]
-    fn read_rest(&mut self) -> Self::Row {
-        self.0.read_rest()
-    }
-
-    #[inline(always)]
-    fn write(&mut self, row: usize, values: Self::Row) {
-        self.0.write(row, values);
-    }
-
-    #[inline(always)]
-    fn write_rest(&mut self, _row: usize, values: Self::Row) {
-        self.0.write_rest(values);
-    }
-
-    #[inline(always)]
-    fn get(&self, row: &Self::Row, lane: usize, _: Use) -> f32 {
-        row[lane]
-    }
-
-    #[inline(always)]
-    fn put(&mut self, row: &mut Self::Row, lane: usize, value: f32, _noise: u32, _: Use) {
-        row[lane] = value;
-    }
-}
-
 /// Rounds to one of the two neighbours in bf16: up in magnitude with probability equal to the share
 /// of the distance, so that the mean of many roundings is `value`. Takes the low 16 bits of `noise`.
 ///
@@ -51,11 +14,43 @@ pub(super) fn round_stochastic(value: f32, noise: u32) -> bf16 {
     bf16::from_bits((value.to_bits().wrapping_add(noise & 0xffff) >> 16) as u16)
 }
 
-/// bf16, rounded stochastically.
-pub(in crate::optimize) struct BFloat<'a>(pub(in crate::optimize) Rows<'a, bf16>);
+/// A type that state is kept in, one value by itself.
+pub(in crate::optimize) trait Stored: Copy + Default {
+    fn load(self) -> f32;
 
-impl Column for BFloat<'_> {
-    type Row = [bf16; LANES];
+    /// `bits` are uniform.
+    fn store(value: f32, bits: u32) -> Self;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn store(value: f32, _bits: u32) -> Self {
+        value
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    fn load(self) -> f32 {
+        self.widen()
+    }
+
+    #[inline(always)]
+    fn store(value: f32, bits: u32) -> Self {
+        round_stochastic(value, bits)
+    }
+}
+
+/// State kept as it is in `f32`, or rounded stochastically in bf16.
+pub(in crate::optimize) struct Values<'a, T>(pub(in crate::optimize) Rows<'a, T>);
+
+impl<T: Stored> Column for Values<'_, T> {
+    type Row = [T; LANES];
 
     #[inline(always)]
     fn read(&self, row: usize) -> Self::Row {
@@ -79,12 +74,12 @@ impl Column for BFloat<'_> {
 
     #[inline(always)]
     fn get(&self, row: &Self::Row, lane: usize, _: Use) -> f32 {
-        row[lane].widen()
+        row[lane].load()
     }
 
     #[inline(always)]
     fn put(&mut self, row: &mut Self::Row, lane: usize, value: f32, noise: u32, of: Use) {
-        row[lane] = round_stochastic(value, of.bits(noise));
+        row[lane] = T::store(value, of.bits(noise));
     }
 }
 

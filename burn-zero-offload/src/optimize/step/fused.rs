@@ -7,8 +7,8 @@ use super::Piece;
 use super::kernel::usage;
 use super::lanes::Loop;
 use crate::optimize::codec::{
-    BFloat, Codes, Column, MasterMut, Mirrored, MomentMut, Noise, Rows, Scratch, Single, Source,
-    Split8, Split16,
+    Codes, Column, MasterMut, Mirrored, MomentMut, Noise, Rows, Scratch, Source, Split8, Split16,
+    Values,
 };
 use crate::optimize::{GradientView, ImageMut, Rule, SimdLevel, Update};
 
@@ -126,7 +126,7 @@ impl<R: Rule<N>, const N: usize> Call<'_, R, N> {
         match state.first() {
             Some(MomentMut::Bf16(_)) => {
                 let columns = columns::<_, N>(state, |values| match values {
-                    MomentMut::Bf16(values) => BFloat(Rows::new(values)),
+                    MomentMut::Bf16(values) => Values(Rows::new(values)),
                     _ => mixed(),
                 });
                 self.rows(master, columns, gradient);
@@ -138,7 +138,7 @@ impl<R: Rule<N>, const N: usize> Call<'_, R, N> {
 
     fn exact<M: Column, G: Source>(&self, master: M, gradient: G, state: States<'_>) {
         let columns = columns::<_, N>(state, |values| match values {
-            MomentMut::F32(values) => Single(Rows::new(values)),
+            MomentMut::F32(values) => Values(Rows::new(values)),
             _ => mixed(),
         });
         self.rows(master, columns, gradient);

@@ -8,8 +8,8 @@ use super::Piece;
 use super::kernel::usage;
 use super::lanes::{Loop, MASTER};
 use crate::optimize::codec::{
-    BFloat, Codes, Column, GROUP, GROUP_ROWS, Half, LANES, MasterMut, MomentMut, Noise, Rows,
-    Scratch, Single, Split8, Split16, Use, lane_noise,
+    Codes, Column, GROUP, GROUP_ROWS, Half, LANES, MasterMut, MomentMut, Noise, Rows, Scratch,
+    Split8, Split16, Use, Values, lane_noise,
 };
 use crate::optimize::{ImageMut, Rule, SimdLevel, Update};
 
@@ -68,12 +68,12 @@ fn group<R: Rule<N>, const N: usize>(
         factor: 1.0,
         len,
         noise,
-        master: Single(Rows::new(match &mut piece.master {
+        master: Values(Rows::new(match &mut piece.master {
             MasterMut::F32(own) => own,
             MasterMut::Lower16(_) | MasterMut::Lower8(_) => &mut master.0[..len],
         })),
         state: std::array::from_fn(|_| {
-            Single(Rows::new(match values.next() {
+            Values(Rows::new(match values.next() {
                 Some((_, MomentMut::F32(own))) => own,
                 Some((stage, _)) => &mut stage.0[..len],
                 None => &mut [],
@@ -149,7 +149,7 @@ impl Stage {
         let out = &mut self.0[..values.len()];
         match values {
             MomentMut::F32(_) => {}
-            MomentMut::Bf16(values) => simd.run(Read(BFloat(Rows::new(values)), out, of)),
+            MomentMut::Bf16(values) => simd.run(Read(Values(Rows::new(values)), out, of)),
             MomentMut::Int8 { codes, scales } => {
                 let mut scratch = Scratch::new();
                 let codes = Codes::new(codes, scales, &mut scratch, of.kind);
@@ -163,7 +163,7 @@ impl Stage {
         match values {
             MomentMut::F32(_) => {}
             MomentMut::Bf16(values) => {
-                simd.run(Write(BFloat(Rows::new(values)), from, noise, of));
+                simd.run(Write(Values(Rows::new(values)), from, noise, of));
             }
             MomentMut::Int8 { codes, scales } => {
                 let mut scratch = Scratch::new();
