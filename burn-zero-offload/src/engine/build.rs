@@ -52,7 +52,7 @@ impl Engine {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let threads = |reason: String| OffloadError::Threads { reason };
         let layouts = slots.iter().map(|slot| &slot.layout);
-        let largest = layouts.clone().max_by_key(|layout| layout.device_bytes());
+        let largest = layouts.max_by_key(|layout| layout.device_bytes());
         let needed = largest.map_or(0, |layout| layout.device_bytes());
         let budget = options.in_flight.unwrap_or(IN_FLIGHT.max(2 * needed));
         if budget < needed {
@@ -64,12 +64,18 @@ impl Engine {
         }
 
         let boundaries = Boundaries::current();
-        let parameters = layouts.map(|layout| (layout.len(), layout.precision));
-        let uploader = Uploader::start(target, options.upload, parameters, &boundaries)
+        // Split masters are sent from where they are; others go through buffers.
+        let halves = slots.iter().map(|slot| slot.held.lock().state.pinned());
+        let halves: usize = halves.sum();
+        let buffered = slots
+            .iter()
+            .filter(|slot| slot.held.lock().state.halves().is_none());
+        let buffered = buffered.map(|slot| (slot.layout.len(), slot.layout.precision));
+        let upload = options.upload.less_pinned(halves);
+        let uploader = Uploader::start(target, upload, buffered, &boundaries)
             .map_err(|error| threads(error.to_string()))?;
         let (pinned_up, pinning) = uploader.pinning();
-        let halves = slots.iter().map(|slot| slot.held.lock().state.pinned());
-        let pinned_up = pinned_up + halves.sum::<usize>();
+        let pinned_up = pinned_up + halves;
         let scaler = LossScaler::new(options.loss_scale);
         let meter = Arc::new(Meter::new(StepReport {
             next_loss_scale: scaler.state().scale,

@@ -43,19 +43,15 @@ fn one_of_each() -> Vec<Boundary> {
 /// every buffer poisoned before it is filled.
 #[test]
 fn delays_and_poison_change_no_bit() {
-    for device in devices() {
-        let expected = train(&device, config(), None);
+    for (device, config) in on_every_device(both_kinds()) {
+        let run = |hook| train(&device, config.clone(), hook);
+        let expected = run(None);
         for (seed, at) in one_of_each().into_iter().enumerate() {
             let hook = delays(seed as u64, move |b| discriminant(&b) == discriminant(&at));
-            assert_eq!(train(&device, config(), Some(hook)), expected, "{at:?}");
+            assert_eq!(run(Some(hook)), expected, "{at:?}");
         }
         for seed in 100..103 {
-            let hook = delays(seed, |_| true);
-            assert_eq!(
-                train(&device, config(), Some(hook)),
-                expected,
-                "seed {seed}"
-            );
+            assert_eq!(run(Some(delays(seed, |_| true))), expected, "seed {seed}");
         }
     }
 }
@@ -138,30 +134,32 @@ fn any_budget_that_holds_the_largest_gradient_gives_the_same_bits() {
 /// acceptance.md, concurrency 76.
 #[test]
 fn tiles_of_any_size_give_the_same_bits() {
-    for device in devices() {
-        let whole = train(&device, config().with_upload_tile(Some(usize::MAX)), None);
+    for (device, config) in on_every_device(both_kinds()) {
+        let run = |config| train(&device, config, None);
+        let whole = run(config.clone().with_upload_tile(Some(usize::MAX)));
         for tile in [1, 37, 1000, 160 * 256] {
-            let config = config().with_upload_tile(Some(tile));
-            assert_eq!(train(&device, config, None), whole, "tiles of {tile}");
+            let config = config.clone().with_upload_tile(Some(tile));
+            assert_eq!(run(config), whole, "tiles of {tile}");
         }
         // No limit at all, in every option that has one.
-        let unlimited = config().with_in_flight(Some(usize::MAX));
-        let unlimited = unlimited.with_pinned(Some(usize::MAX));
-        assert_eq!(train(&device, unlimited, None), whole);
+        let unlimited = config.with_in_flight(Some(usize::MAX));
+        assert_eq!(run(unlimited.with_pinned(Some(usize::MAX))), whole);
     }
 }
 
 /// acceptance.md, memory 68.
 #[test]
 fn pinning_changes_no_bit() {
-    for device in devices() {
-        let pinned = train(&device, config(), None);
-        assert_eq!(train(&device, config().with_pinned(Some(0)), None), pinned);
-        let (_, offload, _) = offloaded(&device, config().with_pinned(Some(0)), None);
+    for (device, config) in on_every_device(both_kinds()) {
+        let pinned = train(&device, config.clone(), None);
+        let config = config.with_pinned(Some(0));
+        assert_eq!(train(&device, config.clone(), None), pinned);
+        let (_, offload, _) = offloaded(&device, config, None);
         let report = offload.report();
         assert_eq!(report.pinned_up, 0);
         assert!(report.pinning.starts_with("not pinned:"), "{report}");
-        assert_eq!(offload.memory().pinned, 0);
+        let memory = offload.memory();
+        assert_eq!((memory.pinned, memory.pinned_masters), (0, 0));
     }
 }
 

@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::boundary::{Boundaries, Hook};
-use crate::{Offload, OffloadConfig, WithOffload};
+use crate::{Offload, OffloadConfig, StatePrecision, WithOffload};
 
 /// Updates per training run.
 pub(super) const ROUNDS: usize = 3;
@@ -99,6 +99,22 @@ pub(super) fn config() -> OffloadConfig {
     OffloadConfig::new()
         .with_dtype(Some(FloatDType::BF16))
         .with_upload_tile(Some(1000))
+}
+
+/// The same with split masters, which are sent from where they are, and with whole ones, which go through
+/// buffers.
+pub(super) fn both_kinds() -> [OffloadConfig; 2] {
+    let kept = |precision| config().with_state_precision(Some(precision));
+    [
+        kept(StatePrecision::SplitMaster),
+        kept(StatePrecision::Full),
+    ]
+}
+
+/// Each of the `configs` on each device.
+pub(super) fn on_every_device(configs: [OffloadConfig; 2]) -> Vec<(Device, OffloadConfig)> {
+    let with = |device: Device| configs.clone().map(|config| (device.clone(), config));
+    devices().into_iter().flat_map(with).collect()
 }
 
 /// An offloaded model, with `hook` at its boundaries.

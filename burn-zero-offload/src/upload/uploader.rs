@@ -54,6 +54,14 @@ impl UploadOptions {
         tile.checked_next_multiple_of(WORD).unwrap_or(usize::MAX)
     }
 
+    /// The same when so many bytes are pinned already.
+    pub(crate) fn less_pinned(self, bytes: usize) -> Self {
+        Self {
+            pinned: self.pinned.map(|most| most.saturating_sub(bytes)),
+            ..self
+        }
+    }
+
     /// Whether so many bytes may be pinned.
     pub(crate) fn pins(self, bytes: usize) -> bool {
         self.pinned.is_none_or(|most| bytes <= most)
@@ -98,7 +106,9 @@ impl Uploader {
         let widest = tiled.map(|(_, precision)| precision.size()).max();
         let (ring, pinning) = match (target.takes_tiles(), widest) {
             (false, _) => off("the device takes weights whole"),
-            (true, None) => off("every parameter fits into one tile"),
+            (true, None) => {
+                off("every parameter fits into one tile, or is sent from its split master")
+            }
             (true, Some(size)) => ring(target, tile * size, options.pinned),
         };
         let sender = target
