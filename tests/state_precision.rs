@@ -212,6 +212,32 @@ fn every_precision_verifies_on_every_device() {
     }
 }
 
+/// acceptance.md, CPU step 11, in every precision: a parameter without elements beside one that has some, in
+/// tiles that are no multiple of the blocks of 8-bit state.
+#[test]
+fn empty_parameters_and_odd_tiles_are_no_matter() {
+    let device = Device::flex().autodiff();
+    for precision in StatePrecision::ALL {
+        let config = kept(precision).with_verify(true).with_upload_tile(Some(37));
+        let (mut model, offload) = AdamWConfig::new()
+            .with_offload(config)
+            .init(Vectors::new(0.5, [4, 0], &device))
+            .unwrap();
+        let mut optimizer = offload.optimizer();
+        for _ in 0..3 {
+            let loss = model.loss(&[1.0, -1.0, 1e-20, 3e4], &[]);
+            model = step(&mut optimizer, 1e-2, model, loss);
+        }
+        let after = read(&model.a.val());
+        assert!(
+            after[0] < 0.5 && after[1] > 0.5 && after[3] < 0.5,
+            "{after:?}"
+        );
+        assert!(after.iter().all(|weight| weight.is_finite()));
+        assert!(read(&model.b.val()).is_empty());
+    }
+}
+
 /// acceptance.md, checkpoint 57 and 63: five steps, a record, five more in another engine are ten steps,
 /// bit for bit, rounded state included.
 #[test]

@@ -125,22 +125,13 @@ impl Arena {
 
     /// The master weights, borrowed.
     pub(super) fn master_mut(&mut self) -> MasterMut<'_> {
-        match &mut self.master {
-            Master::F32(values) => MasterMut::F32(values),
-            Master::Lower16(values) => MasterMut::Lower16(values),
-            Master::Lower8(values) => MasterMut::Lower8(values),
-        }
+        self.master.as_mut()
     }
 
     /// Master weights and state, borrowed.
     pub(super) fn as_mut(&mut self) -> (MasterMut<'_>, Vec<MomentMut<'_>>) {
         let state = self.state.iter_mut().map(Moment::as_mut).collect();
-        let master = match &mut self.master {
-            Master::F32(values) => MasterMut::F32(values),
-            Master::Lower16(values) => MasterMut::Lower16(values),
-            Master::Lower8(values) => MasterMut::Lower8(values),
-        };
-        (master, state)
+        (self.master.as_mut(), state)
     }
 
     /// How it is laid out.
@@ -233,6 +224,16 @@ impl Arena {
             Moment::F32(_) | Moment::Bf16(_) => None,
         };
         self.state.iter().map(scales).collect()
+    }
+}
+
+impl Master {
+    fn as_mut(&mut self) -> MasterMut<'_> {
+        match self {
+            Self::F32(values) => MasterMut::F32(values),
+            Self::Lower16(values) => MasterMut::Lower16(values),
+            Self::Lower8(values) => MasterMut::Lower8(values),
+        }
     }
 }
 
