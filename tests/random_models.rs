@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, LionConfig
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_zero_offload::optimize::rules::{Adam, Lion, Momentum, WeightDecay};
 use burn_zero_offload::{
-    Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, WithOffload,
+    Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, Schedule, WithOffload,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -46,6 +46,41 @@ struct Run {
     first_scale: f32,
     growth_interval: usize,
     threads: usize,
+    schedule: Schedule,
+    /// What is done after each round.
+    looks: Vec<Look>,
+}
+
+/// What a user may do between steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Look {
+    Away,
+    Flush,
+    Settle,
+    Save,
+    /// A validation copy of the model.
+    Validate,
+    Memory,
+}
+
+fn looks() -> impl Strategy<Value = Vec<Look>> {
+    let look = prop_oneof![
+        6 => Just(Look::Away),
+        1 => Just(Look::Flush),
+        1 => Just(Look::Settle),
+        1 => Just(Look::Save),
+        1 => Just(Look::Validate),
+        1 => Just(Look::Memory),
+    ];
+    vec(look, 6)
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    prop_oneof![
+        1 => Just(Schedule::Synchronous),
+        2 => Just(Schedule::ForwardOverlapped),
+        2 => (0u64..4).prop_map(|warmup| Schedule::Delayed { warmup }),
+    ]
 }
 
 /// A parameter of `shortest` elements or more.
@@ -76,8 +111,10 @@ fn run(shortest: usize) -> impl Strategy<Value = Run> {
         1usize..4,
     );
     let model = (vec(spec(shortest), 1..6), dtype);
-    (model, rounds, overflows, policy, 1usize..4).prop_map(
-        |(model, rounds, overflows, policy, threads)| {
+    let timing = (schedule(), looks(), 1usize..4);
+    (model, rounds, overflows, policy, timing).prop_map(
+        |(model, rounds, overflows, policy, timing)| {
+            let (schedule, looks, threads) = timing;
             let (mut parameters, dtype) = model;
             let (mean, max_norm, first_scale, growth_interval) = policy;
             // Something has to train, and every pass has to have a gradient.
@@ -93,6 +130,8 @@ fn run(shortest: usize) -> impl Strategy<Value = Run> {
                 first_scale,
                 growth_interval,
                 threads,
+                schedule,
+                looks,
             }
         },
     )
@@ -187,12 +226,17 @@ impl Run {
         run.mean = self.mean;
         run.growth_interval = self.growth_interval;
         let mut ended = vec![];
+        let masters = |run: &PlainLoop| -> Vec<Vec<f32>> {
+            run.parameters.iter().map(|p| p.master().to_vec()).collect()
+        };
+        // What forward passes see.
+        let mut seen = masters(&run);
         for (round, passes) in self.rounds.iter().enumerate() {
             let mut sums = vec![None; self.parameters.len()];
             for (pass, &mask) in passes.iter().enumerate() {
                 let uses = self.uses(mask);
                 let leaf = |&index: &usize| {
-                    let leaf = image(run.parameters[index].master(), self.dtype, device);
+                    let leaf = image(&seen[index], self.dtype, device);
                     match self.parameters[index].frozen {
                         true => leaf,
                         false => leaf.require_grad(),
@@ -220,7 +264,14 @@ impl Run {
                     }
                 }
             }
+            let before = masters(&run);
             ended.push(run.end(self.learning_rate(round), passes.len(), &sums));
+            let delayed =
+                matches!(self.schedule, Schedule::Delayed { warmup } if round as u64 + 1 >= warmup);
+            seen = match delayed && !matches!(self.looks[round], Look::Flush | Look::Settle) {
+                true => before,
+                false => masters(&run),
+            };
         }
         (run, ended)
     }
@@ -259,6 +310,7 @@ impl Run {
         let config = OffloadConfig::new()
             .with_dtype(Some(self.dtype))
             .with_threads(Some(self.threads))
+            .with_schedule(self.schedule)
             .with_loss_scale(Some(LossScaleConfig::Dynamic(dynamic)))
             .with_max_grad_norm(self.max_norm)
             .with_accumulation(accumulation);
@@ -295,6 +347,22 @@ impl Run {
                 Ended::Empty => prop_assert!(false, "every round has gradients"),
             }
             prop_assert_eq!(report.passes, passes.len());
+            match self.looks[round] {
+                Look::Away => {}
+                Look::Flush => offload.flush().unwrap(),
+                Look::Settle => model = offload.settle(model).unwrap(),
+                Look::Save => drop(model.clone().into_record()),
+                Look::Validate => {
+                    let valid = model.valid();
+                    for (param, copy) in model.parameters.iter().zip(&valid.parameters) {
+                        let bits = |param: &Param<Tensor<1>>| {
+                            param.val().try_into_vec_as::<f32>().unwrap()
+                        };
+                        prop_assert_eq!(bits(param), bits(copy));
+                    }
+                }
+                Look::Memory => prop_assert!(offload.memory().host() > 0),
+            }
         }
         prop_assert_eq!(offload.loss_scale(), plain.scale);
         let masters = weights(&new(&Device::flex()).load_record(model.into_record()));

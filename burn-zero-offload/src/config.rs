@@ -105,6 +105,21 @@ pub struct OffloadConfig {
     /// right, as burn-train's accumulation needs it, whose last window of an epoch may be short.
     pub micro_batches: Option<usize>,
 
+    /// When updates run, and what they are hidden behind.
+    #[config(default = "Schedule::Synchronous")]
+    pub schedule: Schedule,
+
+    /// Correct gradients for the update they miss under [`Schedule::Delayed`], by this much (`lambda`).
+    ///
+    /// The gradient `g` was taken at weights `w'`, and is applied to weights `w` that are one update further.
+    /// With this, `g + lambda * g * g * (w - w')`, element by element, is applied instead: the first terms of
+    /// the gradient at `w`, with the squared gradient in place of the Hessian's diagonal (Zheng et al.,
+    /// *Asynchronous Stochastic Gradient Descent with Delay Compensation*, arXiv 1609.08326). It comes after
+    /// `max_grad_norm` and before the clipping of each optimizer config, whose norm is that of `g`. Costs 4
+    /// bytes per parameter of host memory, as much again for the parameter being updated, and three passes
+    /// over them. Without effect where gradients miss no update.
+    pub delay_compensation: Option<f32>,
+
     /// Check every step: the plain scalar loop computes three tiles of 4096 elements of each parameter
     /// once more, and all weights are read back from the device and compared with what their masters
     /// should have become. The first difference is
@@ -114,6 +129,42 @@ pub struct OffloadConfig {
     /// several times as long.
     #[config(default = false)]
     pub verify: bool,
+}
+
+/// When the updates of a round run.
+///
+/// Can be changed between steps, see [`Offload::set_schedule`](crate::Offload::set_schedule).
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Schedule {
+    /// Within `step`: when it returns, the model has its new weights. Downloads overlap with backward, and
+    /// the upload of a tile with the update of the next.
+    Synchronous,
+    /// Behind the next forward pass. `step` returns as soon as the verdict on the round is in. Updates run in
+    /// the order in which the last forward pass used the parameters, and each `param.val()` waits for its
+    /// own parameter only.
+    ///
+    /// The same bits as `Synchronous`. Whatever looks at weights in another way waits, too: `valid()`,
+    /// records, `materialize()`, and on Flex every use of a tensor. On other devices `Param::base` and module
+    /// visitors see NaN in weights that are still to come: call [`Offload::flush`](crate::Offload::flush) first.
+    ForwardOverlapped,
+    /// Behind the next forward and backward pass: the delayed parameter update of ZeRO-Offload.
+    ///
+    /// Rounds before number `warmup` (counted from 1) are as in `Synchronous`; the update of round `warmup` is
+    /// the first that is delayed. From there on the update of round `n` runs during round `n + 1` and the
+    /// weights of round `n + 2` are the first to have it: every gradient misses exactly one update. This is
+    /// another optimizer than `Synchronous`: see the README for what it costs.
+    ///
+    /// Gradients have two sets of buffers on the host: 2 bytes per half parameter more, and where the weights
+    /// are F16 or F32 as much again for updated weights that wait. Split masters on Flex, where the model's
+    /// weights are their upper halves, are copied once per round (2 bytes per parameter).
+    ///
+    /// `into_record` and [`Offload::flush`](crate::Offload::flush) finish the pending update and see it;
+    /// [`Offload::settle`](crate::Offload::settle) puts it into a model. `valid()` has the weights of the next
+    /// forward pass, and after a `flush` the newest.
+    Delayed {
+        /// Number of the first round whose update is delayed.
+        warmup: u64,
+    },
 }
 
 /// What becomes of the gradients of several backward passes before a step. They add up in `f32` on the

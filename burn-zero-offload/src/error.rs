@@ -44,6 +44,18 @@ pub enum OffloadError {
         second: String,
     },
 
+    /// An update that ran behind the training loop failed.
+    #[error(
+        "the update of parameter `{path}` failed: {reason}. Its master weights may have changed in \
+         part: load the last record into model and optimizer"
+    )]
+    Update {
+        /// Path of the parameter.
+        path: String,
+        /// What happened.
+        reason: String,
+    },
+
     /// The device cannot compute in the element type asked for.
     #[error(
         "the device {device} does not compute in {dtype:?}. Choose another type with \

@@ -140,10 +140,11 @@ mod metrics;
 pub mod optimize;
 mod optimizer;
 mod panics;
+mod rank;
 mod report;
 mod upload;
 
-pub use config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig};
+pub use config::{Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, Schedule};
 pub use error::OffloadError;
 pub use host::HostState;
 #[cfg(feature = "train")]
@@ -152,7 +153,10 @@ pub use in_place::InPlace;
 pub use metrics::OffloadMetric;
 pub use optimize::SimdLevel;
 pub use optimizer::{Offload, OffloadOptimizerConfig, WithOffload};
-pub use report::{GroupReport, MemoryReport, Outcome, Overflow, StatePrecision, StepReport};
+pub use report::{
+    GroupReport, Lane, LongestWait, MemoryReport, Outcome, Overflow, Span, StatePrecision,
+    StepReport, Trace, WaitedFor, Work,
+};
 
 #[cfg(test)]
 mod fault_tests;

@@ -9,11 +9,16 @@ use super::sink::TapTarget;
 /// Operations that offloading adds to a backend.
 #[backend_extension(Flex, Cube: cfg(feature = "cubecl-backend"), Autodiff)]
 pub(super) trait TapOps: Backend {
-    /// The identity. With autodiff it hands the gradient of this use to `target` in backward;
-    /// without, there is nothing to tap.
-    fn tap(tensor: FloatTensor<Self>, target: TapTarget) -> FloatTensor<Self> {
-        let _ = target;
-        tensor
+    /// `value`, the newest weights, in place of `base`, what the parameter holds; they are the same unless
+    /// an update is ahead of the model. With autodiff it hands the gradient of this use to `target` in
+    /// backward; without, there is nothing to tap.
+    fn tap(
+        base: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        target: TapTarget,
+    ) -> FloatTensor<Self> {
+        let _ = (base, target);
+        value
     }
 }
 
@@ -22,7 +27,12 @@ impl TapOps for Flex {}
 #[cfg(feature = "cubecl-backend")]
 impl TapOps for burn_cubecl::Cube {}
 
-/// Taps one use of a parameter.
-pub(super) fn tap<const D: usize>(base: Tensor<D>, target: TapTarget) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as TapOps>::tap(base.into_dispatch(), target))
+/// Taps one use of a parameter that holds `base` and whose weights are `value`.
+pub(super) fn tap<const D: usize>(
+    base: Tensor<D>,
+    value: Tensor<D>,
+    target: TapTarget,
+) -> Tensor<D> {
+    let (base, value) = (base.into_dispatch(), value.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as TapOps>::tap(base, value, target))
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn::tensor::kind::BridgeTensor;
+
 use super::pass::Passes;
 use super::placeholder::Placeholder;
 use super::readout::DeviceGradient;
@@ -27,6 +29,21 @@ pub(crate) trait GradientSink: Send + Sync {
 
     /// The loss scale for a pass that begins now, a power of two.
     fn loss_scale(&self) -> f32;
+
+    /// Waits until the weights of the parameter in `slot` can be used. `tracked` if a forward pass uses them
+    /// that will run backward.
+    ///
+    /// # Panics
+    ///
+    /// If they cannot be used because their update failed.
+    fn ready(&self, slot: usize, tracked: bool);
+
+    /// Whether the model's own tensor for the parameter in `slot` may be behind its newest weights.
+    fn is_ahead(&self, slot: usize) -> bool;
+
+    /// The newest weights of the parameter in `slot`, without autodiff; `base`, of this rank, is what the
+    /// model holds.
+    fn newest(&self, slot: usize, rank: usize, base: BridgeTensor) -> BridgeTensor;
 }
 
 /// The place a tap feeds: a slot of a sink.

@@ -56,9 +56,14 @@ impl<B: Readout> Backward<B, 2> for Tap {
 }
 
 impl<B: TapOps + Readout, C: CheckpointStrategy> TapOps for Autodiff<B, C> {
-    fn tap(tensor: FloatTensor<Self>, target: TapTarget) -> FloatTensor<Self> {
+    fn tap(
+        base: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        target: TapTarget,
+    ) -> FloatTensor<Self> {
         let step = ladder::next_step(target.passes.sink.id());
-        let (primitive, leaf) = tensor.into_parts();
+        let (_, leaf) = base.into_parts();
+        let (primitive, _) = value.into_parts();
         let tap = Backward::<B, 2>::prepare::<C>(Tap, [leaf, step.rung]);
         match tap.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(

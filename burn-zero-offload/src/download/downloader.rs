@@ -16,6 +16,7 @@ use crate::boundary::{Boundaries, Boundary};
 use crate::capture::DeviceGradient;
 use crate::optimize::Precision;
 use crate::report::Meter;
+use crate::report::trace::{Recorder, Work};
 
 #[cfg(feature = "cubecl-backend")]
 use super::outbox::{Outbox, PACK, Ready, SMALL};
@@ -71,10 +72,9 @@ impl Downloader {
         limit: usize,
         largest: usize,
         delivery: Delivery,
-        meter: Arc<Meter>,
-        boundaries: Boundaries,
+        (meter, trace, boundaries): (Arc<Meter>, Arc<Recorder>, Boundaries),
     ) -> std::io::Result<Self> {
-        let progress = Arc::new(Progress::new(delivery, meter, boundaries));
+        let progress = Arc::new(Progress::new(delivery, meter, trace, boundaries));
         let spare = Some(Reader::start(progress.clone())?);
         Ok(Self {
             budget: Budget::new(limit, largest),
@@ -113,6 +113,9 @@ impl Downloader {
         };
         match handover.gradient {
             DeviceGradient::Flex(gradient) => {
+                // The host computes: the gradient is complete now.
+                let progress = &self.progress;
+                progress.trace.device_until(progress.meter.round(), slot);
                 let member = member(gradient.shape().num_elements());
                 self.take_flex(&mut desk, member, gradient);
             }
@@ -225,6 +228,10 @@ impl Downloader {
                     let started = Instant::now();
                     MutexGuard::unlocked(desk, || ticket.wait());
                     waited += started.elapsed();
+                    let round = self.progress.meter.round();
+                    self.progress
+                        .trace
+                        .span(Work::WaitBudget, round, None, started);
                 }
             }
         }

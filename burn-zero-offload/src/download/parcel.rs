@@ -54,6 +54,11 @@ pub(super) enum Parcel {
 }
 
 impl Parcel {
+    /// Whether it is still on a device of its own.
+    pub(super) fn is_on_a_device(&self) -> bool {
+        !matches!(self, Self::Flex(_))
+    }
+
     /// The gradients in it.
     pub(super) fn members(&self) -> Vec<Member> {
         match self {

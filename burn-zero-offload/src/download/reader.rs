@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -12,6 +13,7 @@ use super::parcel::{Arrived, Parcel};
 use crate::boundary::{Boundaries, Boundary};
 use crate::panics;
 use crate::report::Meter;
+use crate::report::trace::{Recorder, Work};
 
 /// Copies a gradient. An error says what is wrong with it.
 type Store = dyn Fn(Arrived<'_>) -> Result<(), String> + Send + Sync;
@@ -39,6 +41,7 @@ pub(super) struct Progress {
     done: Condvar,
     pub(super) delivery: Delivery,
     pub(super) meter: Arc<Meter>,
+    pub(super) trace: Arc<Recorder>,
     pub(super) boundaries: Boundaries,
 }
 
@@ -51,12 +54,18 @@ struct State {
 }
 
 impl Progress {
-    pub(super) fn new(delivery: Delivery, meter: Arc<Meter>, boundaries: Boundaries) -> Self {
+    pub(super) fn new(
+        delivery: Delivery,
+        meter: Arc<Meter>,
+        trace: Arc<Recorder>,
+        boundaries: Boundaries,
+    ) -> Self {
         Self {
             state: Mutex::default(),
             done: Condvar::new(),
             delivery,
             meter,
+            trace,
             boundaries,
         }
     }
@@ -140,15 +149,25 @@ fn run(queue: Receiver<(Parcel, Room)>, progress: &Progress) {
     while let Ok((parcel, room)) = queue.recv() {
         let members = parcel.members();
         let slot = members.first().map_or(0, |member| member.slot);
+        let (begun, round) = (Instant::now(), progress.meter.round());
+        let on_device = parcel.is_on_a_device();
         let opened = catch_unwind(AssertUnwindSafe(|| {
             progress.boundaries.pass(Boundary::Read { slot })?;
             parcel.open(
-                || progress.boundaries.pass(Boundary::Landed { slot }),
+                || {
+                    if on_device {
+                        progress.trace.device_until(round, slot);
+                    }
+                    progress.boundaries.pass(Boundary::Landed { slot })
+                },
                 |arrived| (progress.delivery.store)(arrived),
             )
         }));
         // The parcel and its device memory are gone by now; only then may others take its room.
         drop(room);
+        progress
+            .trace
+            .span(Work::Download, round, Some(slot), begun);
         let opened = opened.unwrap_or_else(|panic| Err(panics::message(panic)));
         let settle = || {
             let slots = members.iter().map(|member| member.slot);

@@ -5,13 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::core::Core;
+use super::order::ForwardOrder;
 use super::round::{Round, RoundPolicy};
+use super::updates::{Updater, Updates};
 use super::{Engine, Slot};
 use crate::boundary::{Boundaries, Boundary};
+use crate::config::Schedule;
 use crate::download::{Arrived, Delivery, Downloader};
 use crate::error::OffloadError;
 use crate::host::{Contribution, GradientStore};
 use crate::optimize::{LossScale, LossScaler, SimdLevel, StatePrecision, TileStep};
+use crate::report::trace::Recorder;
 use crate::report::{GroupReport, Meter, StepReport};
 use crate::upload::{Target, UploadOptions, Uploader};
 
@@ -28,6 +33,10 @@ pub(crate) struct EngineOptions {
     pub(crate) in_flight: Option<usize>,
     /// How weights are sent.
     pub(crate) upload: UploadOptions,
+    /// When updates run.
+    pub(crate) schedule: Schedule,
+    /// How much gradients are corrected for an update they miss.
+    pub(crate) compensation: Option<f32>,
     /// What is decided about the gradients of a round.
     pub(crate) policy: RoundPolicy,
     /// How the loss is scaled.
@@ -72,7 +81,9 @@ impl Engine {
             .filter(|slot| slot.held.lock().state.halves().is_none());
         let buffered = buffered.map(|slot| (slot.layout.len(), slot.layout.precision));
         let upload = options.upload.less_pinned(halves);
-        let uploader = Uploader::start(target, upload, buffered, &boundaries)
+        let paths = slots.iter().map(|slot| slot.layout.path.clone());
+        let trace = Arc::new(Recorder::new(paths.collect()));
+        let uploader = Uploader::start(target, upload, buffered, &boundaries, trace.clone())
             .map_err(|error| threads(error.to_string()))?;
         let (pinned_up, pinning) = uploader.pinning();
         let pinned_up = pinned_up + halves;
@@ -98,24 +109,35 @@ impl Engine {
                 move |slot| gradients.settle(slot, &pool)
             }),
         };
-        let downloader =
-            Downloader::start(budget, needed, delivery, meter.clone(), boundaries.clone())
-                .map_err(|error| threads(error.to_string()))?;
-        let round = Mutex::new(Round::new(options.policy, scaler, slots.len()));
-        Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        let stations = (meter.clone(), trace.clone(), boundaries.clone());
+        let downloader = Downloader::start(budget, needed, delivery, stations)
+            .map_err(|error| threads(error.to_string()))?;
+        let count = slots.len();
+        let round = Round::new(options.policy, options.schedule, scaler, count);
+        let core = Arc::new(Core {
+            updates: Arc::new(Updates::new(count)),
             slots,
             gradients,
-            downloader,
             uploader,
             pool,
             step: TileStep::new(options.simd),
             seed: options.seed,
-            kept: options.kept,
             verify: options.verify,
-            round,
+            compensation: options.compensation,
             meter,
+            trace,
+            phases: Default::default(),
             boundaries,
+        });
+        let updater = Updater::start(core.clone()).map_err(|error| threads(error.to_string()))?;
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            _updater: updater,
+            downloader,
+            order: ForwardOrder::new(count),
+            core,
+            kept: options.kept,
+            round: Mutex::new(round),
             restored: Mutex::default(),
         })
     }

@@ -1,12 +1,16 @@
 //! What records see of an engine: values of parameters and optimizer state.
 
+use std::sync::atomic::Ordering;
+
 use burn::tensor::{Device, Shape, Tensor};
 
+use super::queue::Until;
 use super::{Engine, Slot, or_panic};
 use crate::error::OffloadError;
 use crate::host::{HostState, SavedState};
 use crate::layout::SlotLayout;
-use crate::optimize::Precision;
+use crate::optimize::{DeviceImage, Precision};
+use crate::report::Work;
 use crate::upload::{self, AutodiffContext, StorageId};
 
 impl Engine {
@@ -15,7 +19,8 @@ impl Engine {
     /// That is the master where `weights` hold its image. Otherwise (an older clone of the model,
     /// weights edited since) it is `weights` themselves.
     pub(crate) fn save<const D: usize>(&self, slot: usize, weights: Tensor<D>) -> Tensor<D> {
-        let Slot { layout, held } = &self.slots[slot];
+        or_panic(self.wait(slot, Until::Settled, Work::WaitFlush));
+        let Slot { layout, held, .. } = &self.core.slots[slot];
         let held = held.lock();
         let values = or_panic(foreign(layout, &held.state, &held.on_device, &weights))
             .unwrap_or_else(|| held.state.master());
@@ -27,7 +32,14 @@ impl Engine {
     /// On an autodiff device the value becomes the master. A validation copy of the model has no
     /// autodiff: loading into it leaves the training run alone.
     pub(crate) fn load<const D: usize>(&self, slot: usize, value: Tensor<D>) -> Tensor<D> {
-        let Slot { layout, held } = &self.slots[slot];
+        // An update that failed is made up for by the values that come.
+        let _ = self.wait(slot, Until::Settled, Work::WaitFlush);
+        let Slot {
+            layout,
+            held,
+            shows,
+            ..
+        } = &self.core.slots[slot];
         let (context, shape, device) = (AutodiffContext::of(&value), value.shape(), value.device());
         assert_eq!(
             shape, layout.shape,
@@ -43,15 +55,20 @@ impl Engine {
             return context.restore(upload::to_device(image, shape, &device));
         }
         let state = &mut held.state;
-        self.pool.install(|| state.set_master(&values));
+        self.core.pool.install(|| state.set_master(&values));
         let weights = send(&held.state, shape, &device);
+        self.core.updates.forgive(slot);
+        shows.store(false, Ordering::Release);
+        held.ahead = None;
+        held.delta = None;
         held.on_device = StorageId::of(&weights);
         context.restore(weights)
     }
 
     /// Optimizer state of a slot, copied for a record.
     pub(crate) fn save_state(&self, slot: usize) -> SavedState {
-        let state = &self.slots[slot].held.lock().state;
+        or_panic(self.wait(slot, Until::Settled, Work::WaitFlush));
+        let state = &self.core.slots[slot].held.lock().state;
         SavedState {
             time: Some(state.time),
             state: state.state().into_iter().map(Some).collect(),
@@ -61,7 +78,8 @@ impl Engine {
 
     /// Optimizer state of a slot from a record. `false`, with nothing changed, if it does not fit.
     pub(crate) fn restore_state(&self, slot: usize, saved: SavedState) -> bool {
-        let Slot { layout, held } = &self.slots[slot];
+        let _ = self.wait(slot, Until::Settled, Work::WaitFlush);
+        let Slot { layout, held, .. } = &self.core.slots[slot];
         if !held.lock().state.restore(&layout.rule, saved) {
             return false;
         }
@@ -81,8 +99,9 @@ impl Engine {
         if restored.is_empty() {
             return;
         }
-        for (index, slot) in self.slots.iter().enumerate() {
+        for (index, slot) in self.core.slots.iter().enumerate() {
             if !restored.contains(&index) {
+                let _ = self.wait(index, Until::Settled, Work::WaitStep);
                 slot.held.lock().state.reset();
             }
         }
@@ -114,11 +133,21 @@ pub(super) fn foreign<const D: usize>(
 /// The device's image of the master weights as a tensor on `device`, without autodiff. Upper halves in one
 /// piece are lent.
 pub(crate) fn send<const D: usize>(state: &HostState, shape: Shape, device: &Device) -> Tensor<D> {
+    send_image(state, None, shape, device)
+}
+
+/// The same with an image that is there already, if one is.
+pub(super) fn send_image<const D: usize>(
+    state: &HostState,
+    image: Option<DeviceImage>,
+    shape: Shape,
+    device: &Device,
+) -> Tensor<D> {
     match state.halves() {
         Some(halves) if halves.ranges().len() == 1 => {
             upload::lend(halves.lend(0), Precision::Bf16, shape, device)
         }
-        _ => upload::to_device(state.image(), shape, device),
+        _ => upload::to_device(image.unwrap_or_else(|| state.image()), shape, device),
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::work::Check;
 use crate::error::OffloadError;
 use crate::host::HostState;
 use crate::layout::SlotLayout;
@@ -95,6 +96,12 @@ impl Samples {
         let elements = self.0.iter().map(|sample| sample.range.len() as u64);
         Ok(elements.sum())
     }
+}
+
+/// The check of weights that are still on their way, for when they have landed.
+pub(super) fn later<const D: usize>(layout: &SlotLayout, on_device: &Tensor<D>) -> Box<Check> {
+    let (layout, on_device) = (layout.clone(), on_device.clone());
+    Box::new(move |state| weights(&layout, state, &on_device))
 }
 
 /// Reads the weights back and compares them with what `state` says they are. Returns their number.

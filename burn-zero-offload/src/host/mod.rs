@@ -10,7 +10,7 @@ mod threads;
 mod tiles;
 mod topology;
 
-pub(crate) use gradients::{Contribution, GradientStore};
+pub(crate) use gradients::{Collected, Contribution, GradientStore};
 pub(crate) use halves::Halves;
 pub(crate) use memory::AlignedBuffer;
 pub use state::HostState;

@@ -4,6 +4,7 @@
 //! element type, and counts what is not finite on the way, so that an overflow is known without
 //! another look at every element. Gradients that travel as they are get the count alone
 //! ([`count_non_finite`]). [`accumulate`] keeps the sum of several passes on the device.
+//! [`fill`] marks weights that are still to be written.
 //!
 //! The kernels use no shared memory, no barriers and no float comparison. Each has its slow twin on
 //! the host in [`twin`]; the tests compare them bit for bit on CubeCL's CPU runtime, and look at what
@@ -16,6 +17,8 @@ mod accumulate;
 #[cfg(feature = "cubecl-backend")]
 mod count;
 #[cfg(feature = "cubecl-backend")]
+mod fill;
+#[cfg(feature = "cubecl-backend")]
 mod launch;
 #[cfg(feature = "cubecl-backend")]
 mod pack;
@@ -24,6 +27,8 @@ mod pack;
 pub(crate) use accumulate::accumulate;
 #[cfg(feature = "cubecl-backend")]
 pub(crate) use count::count_non_finite;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) use fill::fill;
 #[cfg(feature = "cubecl-backend")]
 pub(crate) use launch::elem_type;
 #[cfg(feature = "cubecl-backend")]

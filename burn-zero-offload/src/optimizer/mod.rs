@@ -8,6 +8,7 @@ mod offload;
 mod options;
 mod rule;
 mod scan;
+mod settle;
 mod slot;
 
 pub use config::{OffloadOptimizerConfig, WithOffload};

@@ -4,13 +4,14 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::collect;
 use super::slot::{NotOffloaded, SlotOptimizer};
+use super::{collect, settle};
 use crate::capture::{self, Passes};
+use crate::config::Schedule;
 use crate::engine::Engine;
 use crate::error::OffloadError;
 use crate::optimize::SimdLevel;
-use crate::report::{MemoryReport, StepReport};
+use crate::report::{MemoryReport, StepReport, Trace};
 
 /// The host side of an offloaded model, made by
 /// [`OffloadOptimizerConfig::init`](super::OffloadOptimizerConfig::init).
@@ -189,14 +190,84 @@ impl Offload {
         self.engine.discard_gradients();
     }
 
-    /// Waits until every gradient of the backward passes so far is on the host.
+    /// Waits until every gradient of the backward passes so far is on the host, and every update of the
+    /// steps so far is done.
+    ///
+    /// With [`Schedule::ForwardOverlapped`] the model's weights are all on the device then, also for who
+    /// looks at them through `base()`. With [`Schedule::Delayed`] an update is one step ahead of the model's
+    /// own tensors; after this, `val()`, `valid()` copies and forward passes see it anyway (at the price of a
+    /// second set of weights on the device until the next step, of those parameters that are used), and
+    /// [`settle`](Self::settle) puts it into the model.
     ///
     /// # Errors
     ///
-    /// [`OffloadError::Download`] if one could not be read. The gradients of the round are dropped
-    /// and no weight has changed. `step` would panic with the same sentence.
+    /// [`OffloadError::Download`] if a gradient could not be read. The gradients of the round are dropped
+    /// and no weight has changed. [`OffloadError::Upload`], [`OffloadError::Update`] or
+    /// [`OffloadError::Verify`] if an update failed: the parameter cannot be used until it is loaded from a
+    /// record. `step`, and `val()` where it meets such a parameter, would panic with the same sentence.
     pub fn flush(&self) -> Result<(), OffloadError> {
-        self.engine.finish_downloads()
+        self.engine.flush()
+    }
+
+    /// Finishes pending updates and puts them into `model`.
+    ///
+    /// Only [`Schedule::Delayed`] has updates that a model does not hold when they are done; otherwise the
+    /// model comes back as it is. Call it at the end of training, before weights are changed in
+    /// between steps, and before going back to an older clone. Parameters of `model` that are not what the last
+    /// step returned keep their values, and the update that was pending for them is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush); the model is consumed.
+    pub fn settle<M: Module>(&self, model: M) -> Result<M, OffloadError> {
+        self.engine.flush()?;
+        settle::settle(&self.engine, model)
+    }
+
+    /// When updates run.
+    pub fn schedule(&self) -> Schedule {
+        self.engine.schedule()
+    }
+
+    /// Has the rounds from the next `step` on follow another schedule. Finishes what is pending, as
+    /// [`flush`](Self::flush) does, so that no gradient of the new schedule misses an update of the old one
+    /// if this is called before its forward pass.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::SgdConfig;
+    /// # use burn::tensor::Device;
+    /// # use burn_zero_offload::{OffloadConfig, OffloadError, Schedule, WithOffload};
+    /// # fn main() -> Result<(), OffloadError> {
+    /// # let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+    /// # let (model, offload) = SgdConfig::new().with_offload(OffloadConfig::new()).init(model)?;
+    /// offload.set_schedule(Schedule::Delayed { warmup: 40 })?;
+    /// // ... and for the last epochs
+    /// offload.set_schedule(Schedule::ForwardOverlapped)?;
+    /// assert_eq!(offload.schedule(), Schedule::ForwardOverlapped);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush), without those of downloads.
+    pub fn set_schedule(&self, schedule: Schedule) -> Result<(), OffloadError> {
+        self.engine.set_schedule(schedule)
+    }
+
+    /// What the stations and the training loop did when: the last 32768 spans of each lane.
+    ///
+    /// ```no_run
+    /// # use burn_zero_offload::Offload;
+    /// # fn timeline(offload: &Offload) -> std::io::Result<()> {
+    /// offload.trace().save("timeline.json")?; // for Perfetto or chrome://tracing
+    /// offload.trace().save_svg("timeline.svg")?; // to look at
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn trace(&self) -> Trace {
+        self.engine.trace()
     }
 }
 

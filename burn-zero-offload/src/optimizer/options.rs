@@ -28,6 +28,11 @@ pub(super) fn check(config: &OffloadConfig) -> Result<(), OffloadError> {
             "a finite number above 0, or left out",
         )?;
     }
+    if let Some(lambda) = config.delay_compensation {
+        let holds = lambda >= 0.0 && lambda.is_finite();
+        let expected = "finite and at least 0, or left out";
+        OffloadError::unless(holds, "delay_compensation", lambda, expected)?;
+    }
     config
         .loss_scale
         .as_ref()
@@ -106,6 +111,8 @@ pub(super) fn of_engine(
             micro_batches: config.micro_batches,
             max_consecutive_skips: config.max_consecutive_skips,
         },
+        schedule: config.schedule,
+        compensation: config.delay_compensation,
         loss_scale: scale,
         verify: config.verify,
         groups,

@@ -11,6 +11,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::engine::Engine;
 use crate::host::SavedState;
 use crate::optimize::ScalerState;
+use crate::rank::with_rank;
 
 /// The optimizer of one parameter: hands its update to the engine.
 ///
@@ -41,15 +42,6 @@ mod names {
     pub(super) const LAST_OVERFLOW: &str = "last_overflow";
 }
 
-macro_rules! with_rank {
-    ($rank:expr, $d:ident => $body:expr, [$($n:literal)*]) => {
-        match $rank {
-            $($n => { const $d: usize = $n; $body })*
-            other => panic!("Burn has no tensors of rank {other}"),
-        }
-    };
-}
-
 impl DynOptimizer for SlotOptimizer {
     fn step_dyn(
         &self,
@@ -62,7 +54,7 @@ impl DynOptimizer for SlotOptimizer {
         let updated = with_rank!(rank, D => {
             let (weights, gradient) = (Tensor::<D>::from_bridge(tensor), Tensor::from_bridge(grad));
             self.engine.update(self.slot, lr, weights, gradient).into_bridge()
-        }, [1 2 3 4 5 6 7 8]);
+        });
         (updated, Some(DynState::create(InEngine, rank)))
     }
 

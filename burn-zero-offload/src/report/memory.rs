@@ -32,12 +32,16 @@ pub struct MemoryReport {
     pub pinned: usize,
     /// Part of `host_master` that is pinned.
     pub pinned_masters: usize,
+    /// What only a delayed schedule needs, now: updated weights that wait for the next step, and what their
+    /// update added, where gradients are corrected for it.
+    pub host_waiting: usize,
 }
 
 impl MemoryReport {
     /// Everything on the host.
     pub fn host(&self) -> usize {
-        self.host_master + self.host_moments + self.host_gradient_buffers + self.pinned
+        let gradients = self.host_gradient_buffers;
+        self.host_master + self.host_moments + gradients + self.pinned + self.host_waiting
     }
 }
 
@@ -58,6 +62,9 @@ impl fmt::Display for MemoryReport {
         row("host: gradient buffers", self.host_gradient_buffers)?;
         row("host: pinned besides", self.pinned)?;
         row("host: pinned masters", self.pinned_masters)?;
+        if self.host_waiting > 0 {
+            row("host: delayed updates", self.host_waiting)?;
+        }
         write!(
             f,
             "offloaded parameters     {:>12}, {} state",
@@ -83,8 +90,9 @@ mod tests {
             in_flight_budget: 4_000_000,
             pinned: 500_000,
             pinned_masters: 0,
+            host_waiting: 1_000_000,
         };
-        assert_eq!(report.host(), 14_500_000);
+        assert_eq!(report.host(), 15_500_000);
         let text = report.to_string();
         assert!(
             text.contains("2.00 B/param") && text.contains("8.000 MB"),

@@ -1,22 +1,43 @@
 //! Where the stations write down what they do.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{GroupReport, Outcome, StepReport};
+use super::{GroupReport, LongestWait, Outcome, StepReport, WaitedFor, Work};
 use crate::optimize::ScalerState;
 
-/// Counters of the round that is running and of the one before.
+/// Counters of the round that is running and of those before whose updates may not be done.
 #[derive(Debug)]
 pub(crate) struct Meter(Mutex<Rounds>);
 
 #[derive(Debug)]
 struct Rounds {
     current: StepReport,
-    last: StepReport,
-    /// Whether the round that is running has been judged: `last` is of no interest any more.
+    /// The newest last; at least one.
+    before: VecDeque<StepReport>,
+    /// Whether the round that is running has been judged: those before are of no interest any more.
     judged: bool,
+}
+
+/// Rounds that are remembered besides the current one: more than can have updates left to be done in a
+/// model whose parameters are all used.
+const REMEMBERED: usize = 4;
+
+impl Rounds {
+    /// Calls `change` with the report of `round`, unless that is long over.
+    fn of(&mut self, round: u64, change: impl FnOnce(&mut StepReport)) {
+        let mut all = std::iter::once(&mut self.current).chain(self.before.iter_mut().rev());
+        all.find(|report| report.round == round).map(change);
+    }
+
+    fn remember(&mut self, report: StepReport) {
+        if self.before.len() >= REMEMBERED {
+            self.before.pop_front();
+        }
+        self.before.push_back(report);
+    }
 }
 
 /// What the verdict adds to a report.
@@ -41,7 +62,7 @@ impl Meter {
             ..fixed
         };
         Self(Mutex::new(Rounds {
-            last: current.clone(),
+            before: VecDeque::from([current.clone()]),
             current,
             judged: false,
         }))
@@ -67,7 +88,8 @@ impl Meter {
             pinning: current.pinning.clone(),
             ..Default::default()
         };
-        rounds.last = std::mem::replace(&mut rounds.current, next);
+        let last = std::mem::replace(&mut rounds.current, next);
+        rounds.remember(last);
         rounds.judged = false;
     }
 
@@ -86,10 +108,12 @@ impl Meter {
     pub(crate) fn resume(&self, round: u64, scaler: &ScalerState) {
         let mut rounds = self.0.lock();
         set_scaler(&mut rounds.current, scaler);
-        rounds.last = StepReport {
+        let last = StepReport {
             round,
             ..rounds.current.clone()
         };
+        rounds.before.clear();
+        rounds.remember(last);
         rounds.current.round = round + 1;
         rounds.judged = false;
     }
@@ -110,8 +134,12 @@ impl Meter {
     }
 
     /// Bytes of upper halves that somebody held when they were to be written.
-    pub(crate) fn copied(&self, bytes: usize) {
-        self.0.lock().current.bytes_copied += bytes as u64;
+    pub(crate) fn copied(&self, round: u64, bytes: usize) {
+        self.in_round(round, |report| report.bytes_copied += bytes as u64);
+    }
+
+    fn in_round(&self, round: u64, change: impl FnOnce(&mut StepReport)) {
+        self.0.lock().of(round, change);
     }
 
     /// Values of a gradient that are NaN or infinite.
@@ -140,38 +168,82 @@ impl Meter {
     }
 
     /// A parameter of group `group` was updated at learning rate `lr`.
-    pub(crate) fn updated(&self, group: usize, lr: f64, took: Duration) {
-        let current = &mut self.0.lock().current;
-        current.updating += took;
-        if let Some(group) = current.groups.get_mut(group) {
-            group.updated += 1;
-            if !group.learning_rates.contains(&lr) {
-                group.learning_rates.push(lr);
+    pub(crate) fn updated(&self, round: u64, group: usize, lr: f64, took: Duration) {
+        self.in_round(round, |report| {
+            report.updating += took;
+            if let Some(group) = report.groups.get_mut(group) {
+                group.updated += 1;
+                if !group.learning_rates.contains(&lr) {
+                    group.learning_rates.push(lr);
+                }
             }
-        }
+        });
     }
 
-    /// Weights of `bytes` went up in so many transfers; the step waited for them.
-    pub(crate) fn uploaded(&self, bytes: usize, transfers: u64, waited: Duration) {
-        let current = &mut self.0.lock().current;
-        current.bytes_up += bytes as u64;
-        current.transfers_up += transfers;
-        current.blocked_on_upload += waited;
+    /// An update was queued, to be done behind the training loop.
+    pub(crate) fn queued(&self, round: u64) {
+        self.in_round(round, |report| report.pending += 1);
+    }
+
+    /// One that was queued is done.
+    pub(crate) fn completed(&self, round: u64) {
+        self.in_round(round, |report| {
+            report.pending = report.pending.saturating_sub(1);
+        });
+    }
+
+    /// The training loop waited for the update of a parameter, or did it itself.
+    pub(crate) fn exposed(
+        &self,
+        round: u64,
+        wait: Work,
+        path: &str,
+        waited_for: WaitedFor,
+        took: Duration,
+    ) {
+        self.in_round(round, |report| {
+            match wait {
+                Work::WaitForward => report.exposed_in_forward += took,
+                Work::WaitStep => report.exposed_in_step += took,
+                _ => report.exposed_elsewhere += took,
+            }
+            let longest = report.longest_wait.as_ref();
+            if longest.is_none_or(|longest| longest.took < took) {
+                report.longest_wait = Some(LongestWait {
+                    path: path.to_owned(),
+                    waited_for,
+                    took,
+                });
+            }
+        });
+    }
+
+    /// Weights of `bytes` went up in so many transfers.
+    pub(crate) fn uploaded(&self, round: u64, bytes: usize, transfers: u64) {
+        self.in_round(round, |report| {
+            report.bytes_up += bytes as u64;
+            report.transfers_up += transfers;
+        });
+    }
+
+    /// The update waited for weights to be taken by the device.
+    pub(crate) fn waited_for_upload(&self, round: u64, waited: Duration) {
+        self.in_round(round, |report| report.blocked_on_upload += waited);
     }
 
     /// So many values were found to be right.
-    pub(crate) fn verified(&self, values: u64) {
-        self.0.lock().current.verified += values;
+    pub(crate) fn verified(&self, round: u64, values: u64) {
+        self.in_round(round, |report| report.verified += values);
     }
 
     /// The round that was judged last, or the first one if none was.
     pub(crate) fn report(&self) -> StepReport {
         let rounds = self.0.lock();
         let current = &rounds.current;
-        let report = if rounds.judged || current.round == 1 {
-            current
-        } else {
-            &rounds.last
+        let last = rounds.before.back();
+        let report = match rounds.judged || current.round == 1 {
+            true => current,
+            false => last.unwrap_or(current),
         };
         report.clone()
     }
@@ -216,11 +288,12 @@ mod tests {
         meter.downloaded(70, 0);
         meter.waited(ms(5));
         meter.judged(judged(Outcome::Applied, 2.0));
-        meter.uploaded(10, 1, ms(2));
-        meter.uploaded(10, 2, ms(2));
-        meter.updated(1, 0.1, ms(3));
-        meter.updated(1, 0.1, ms(3));
-        meter.updated(1, 0.2, ms(3));
+        meter.uploaded(1, 10, 1);
+        meter.uploaded(1, 10, 2);
+        meter.waited_for_upload(1, ms(4));
+        meter.updated(1, 1, 0.1, ms(3));
+        meter.updated(1, 1, 0.1, ms(3));
+        meter.updated(1, 1, 0.2, ms(3));
         let first = meter.report();
         assert_eq!((first.round, first.bytes_down, first.bytes_up), (1, 70, 20));
         assert_eq!((first.peak_in_flight, first.transfers_up), (40, 3));
@@ -251,5 +324,44 @@ mod tests {
         );
         assert_eq!((second.peak_in_flight, second.in_flight_budget), (20, 100));
         assert_eq!(second.groups, vec![GroupReport::default(); 2]);
+    }
+
+    #[test]
+    fn updates_behind_the_loop_are_counted_to_their_round() {
+        let meter = Meter::new(StepReport {
+            groups: vec![GroupReport::default()],
+            ..Default::default()
+        });
+        let ms = Duration::from_millis;
+        meter.queued(1);
+        meter.queued(1);
+        meter.judged(judged(Outcome::Applied, 1.0));
+        meter.next_round();
+        assert_eq!(meter.report().pending, 2);
+        meter.updated(1, 0, 0.1, ms(2));
+        meter.completed(1);
+        meter.exposed(1, Work::WaitForward, "a", WaitedFor::Turn, ms(3));
+        meter.exposed(1, Work::WaitStep, "b", WaitedFor::Upload, ms(5));
+        meter.exposed(1, Work::WaitFlush, "c", WaitedFor::Step, ms(4));
+        let report = meter.report();
+        assert_eq!((report.round, report.pending), (1, 1));
+        assert_eq!(report.groups[0].updated, 1);
+        let exposed = [
+            report.exposed_in_forward,
+            report.exposed_in_step,
+            report.exposed_elsewhere,
+        ];
+        assert_eq!(exposed, [ms(3), ms(5), ms(4)]);
+        let longest = report.longest_wait.unwrap();
+        assert_eq!(
+            (&*longest.path, longest.waited_for),
+            ("b", WaitedFor::Upload)
+        );
+        for _ in 0..10 {
+            meter.next_round();
+        }
+        meter.completed(1);
+        meter.updated(1, 0, 0.1, ms(2));
+        assert_eq!(meter.report().groups[0].updated, 0, "round 1 is long over");
     }
 }

@@ -4,8 +4,10 @@ mod json_float;
 mod memory;
 mod meter;
 mod step;
+pub(crate) mod trace;
 
 pub use crate::optimize::StatePrecision;
 pub use memory::MemoryReport;
 pub(crate) use meter::{Judged, Meter};
-pub use step::{GroupReport, Outcome, Overflow, StepReport};
+pub use step::{GroupReport, LongestWait, Outcome, Overflow, StepReport, WaitedFor};
+pub use trace::{Lane, Span, Trace, Work};

@@ -68,6 +68,38 @@ impl GroupReport {
     }
 }
 
+/// What kept an updated weight from being there when it was needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WaitedFor {
+    /// Other parameters were being updated; it had not been its turn.
+    Turn,
+    /// It was being updated.
+    Step,
+    /// It was on its way to the device.
+    Upload,
+}
+
+impl fmt::Display for WaitedFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Turn => "updates before it",
+            Self::Step => "its update",
+            Self::Upload => "its upload",
+        })
+    }
+}
+
+/// The longest time that the training loop waited for an update.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LongestWait {
+    /// Path of the parameter.
+    pub path: String,
+    /// What it was waiting for when that began.
+    pub waited_for: WaitedFor,
+    /// How long.
+    pub took: Duration,
+}
+
 /// What one round did, what it moved, and what it waited for.
 ///
 /// A round is everything between two updates: the backward passes that hand gradients over, and the
@@ -146,6 +178,18 @@ pub struct StepReport {
     /// Time the updates took, from the first tile of a parameter to its weights on the device,
     /// `blocked_on_upload` included.
     pub updating: Duration,
+    /// Parameters whose update is queued and not done, as of this report: with a schedule that runs updates
+    /// behind the training loop, numbers of updates, times and bytes above are not final before this is 0.
+    pub pending: usize,
+    /// Part of `updating` that was not hidden: time forward passes waited for updated weights.
+    pub exposed_in_forward: Duration,
+    /// The same in `step`: all of `updating` in the synchronous schedule; otherwise the time that a later
+    /// step waited for updates of this round.
+    pub exposed_in_step: Duration,
+    /// The same where records, `valid`, `flush` and the like looked at parameters.
+    pub exposed_elsewhere: Duration,
+    /// The longest of these waits.
+    pub longest_wait: Option<LongestWait>,
     /// Values checked by the verify mode: elements of the step, and weights read back.
     pub verified: u64,
 }
@@ -154,6 +198,11 @@ impl StepReport {
     /// Whether the round's gradients are in the weights.
     pub fn applied(&self) -> bool {
         self.outcome == Outcome::Applied
+    }
+
+    /// Time that the training loop waited for the updates of the round, or did them itself.
+    pub fn exposed(&self) -> Duration {
+        self.exposed_in_forward + self.exposed_in_step + self.exposed_elsewhere
     }
 
     /// Why the round was skipped, if it was.
@@ -207,6 +256,28 @@ impl fmt::Display for StepReport {
             self.simd,
             self.placement
         )?;
+        let share = self.exposed().as_secs_f64() / self.updating.as_secs_f64().max(1e-9);
+        write!(
+            f,
+            "exposed   {:.2} ms ({:.0} %) of the updates: forward {:.2}, step {:.2}, elsewhere {:.2}",
+            ms(self.exposed()),
+            100.0 * share,
+            ms(self.exposed_in_forward),
+            ms(self.exposed_in_step),
+            ms(self.exposed_elsewhere)
+        )?;
+        if let Some(longest) = &self.longest_wait {
+            let LongestWait {
+                path,
+                waited_for,
+                took,
+            } = longest;
+            write!(f, "; longest {:.2} for `{path}`, {waited_for}", ms(*took))?;
+        }
+        match self.pending {
+            0 => writeln!(f)?,
+            pending => writeln!(f, "; {pending} parameters still to be updated")?,
+        }
         writeln!(
             f,
             "down     {:>10.3} MB in {} transfers, waited {:.2} ms",
@@ -257,6 +328,15 @@ mod tests {
             loss_scale: 65536.0,
             next_loss_scale: 32768.0,
             placement: "2 threads".into(),
+            updating: Duration::from_millis(4),
+            exposed_in_forward: Duration::from_millis(1),
+            exposed_in_step: Duration::from_millis(2),
+            longest_wait: Some(LongestWait {
+                path: "head.bias".into(),
+                waited_for: WaitedFor::Upload,
+                took: Duration::from_millis(2),
+            }),
+            pending: 5,
             grad_norm: f64::INFINITY,
             clipped_grad_norm: f64::NAN,
             groups: vec![
@@ -282,6 +362,8 @@ mod tests {
             "group 0   4 parameters updated, lr 1e-3, 2e-4\n",
             "group 1   0 parameters updated, lr -\n",
             "fp32, Scalar, 2 threads",
+            "exposed   3.00 ms (75 %) of the updates: forward 1.00, step 2.00, elsewhere 0.00; longest \
+             2.00 for `head.bias`, its upload; 5 parameters still to be updated\n",
         ] {
             assert!(text.contains(expected), "{expected:?} is not in\n{text}");
         }

@@ -3,6 +3,7 @@
 //! Large parameters go in tiles: while the device takes one, the CPU step computes the next
 //! ([`Uploader`]). Small ones, and all on devices without buffers to write into, go whole.
 
+mod promise;
 mod sender;
 mod storage;
 mod target;
@@ -11,7 +12,7 @@ mod weights;
 
 pub(crate) use storage::{StorageId, release};
 pub(crate) use target::Target;
-pub(crate) use uploader::{Upload, UploadOptions, Uploader};
+pub(crate) use uploader::{Place, Upload, UploadOptions, Uploader};
 pub(crate) use weights::{
     AutodiffContext, as_f32, lend, on_flex, read, to_device, to_dtype, to_precision,
 };

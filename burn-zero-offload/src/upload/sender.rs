@@ -1,13 +1,14 @@
 //! The thread that hands tiles to the device, so that the CPU step need not wait while CubeCL takes
-//! them over.
+//! them over, and so that weights of one parameter are on their way while the next one is computed.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
-use burn::tensor::{Bytes, Shape, Tensor};
+use burn::tensor::{Bytes, Shape, StreamId, Tensor};
 use parking_lot::{Condvar, Mutex};
 
 use super::Target;
@@ -15,24 +16,43 @@ use super::target::Unwritten;
 use crate::boundary::{Boundaries, Boundary};
 use crate::optimize::Precision;
 use crate::panics;
+use crate::report::trace::{Recorder, Work};
 
 /// Tiles that may wait for the thread. Bounds the memory of tiles that found the ring empty.
 const QUEUE: usize = 1;
+/// Parameters whose last tile has left and whose landing is waited for together.
+const LANDINGS: usize = 32;
 
 /// Dropping it lets the thread finish what it was given, then joins it.
 pub(super) struct Sender {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
+    /// The CubeCL stream of the thread.
+    stream: StreamId,
 }
 
 enum Job {
     Tile(Box<TileJob>),
+    /// Reports when all tiles of a parameter have landed.
+    Land(Landing),
     /// Makes sure that what was enqueued for a device reaches it now.
     Flush(Target),
 }
 
+/// A parameter that has been sent by somebody who does not wait for it.
+struct Landing {
+    to: Unwritten,
+    sent: u64,
+    progress: Arc<Progress>,
+    then: Box<Then>,
+}
+
+/// What happens when a parameter has landed, in so many transfers, or could not.
+pub(crate) type Then = dyn FnOnce(Result<u64, String>) + Send;
+
 struct TileJob {
     slot: usize,
+    round: u64,
     index: usize,
     to: Unwritten,
     offset: usize,
@@ -67,29 +87,46 @@ impl Progress {
 
 impl Sender {
     /// Starts the thread.
-    pub(super) fn start(boundaries: Boundaries) -> io::Result<Self> {
+    pub(super) fn start(boundaries: Boundaries, trace: Arc<Recorder>) -> io::Result<Self> {
         let (jobs, queue) = sync_channel(QUEUE);
+        let (tell, told) = channel();
         let thread = std::thread::Builder::new()
             .name("offload-upload".into())
-            .spawn(move || run(queue, &boundaries))?;
+            .spawn(move || {
+                let _ = tell.send(StreamId::current());
+                run(queue, &boundaries, &trace);
+            })?;
         Ok(Self {
             jobs: Some(jobs),
             thread: Some(thread),
+            stream: told.recv().map_err(io::Error::other)?,
         })
+    }
+
+    /// The CubeCL stream that what is sent from here need not share with anything else.
+    pub(super) fn stream(&self) -> StreamId {
+        self.stream
     }
 
     /// Begins a parameter; `None` if it has to go whole.
     pub(super) fn begin(
         &self,
         target: &Target,
-        slot: usize,
+        (slot, round): (usize, u64),
         shape: Shape,
         precision: Precision,
     ) -> Option<Tiles<'_>> {
+        let to = Unwritten::new(target, shape, precision)?;
+        self.fill(to, (slot, round))
+    }
+
+    /// Begins a parameter whose memory is there.
+    pub(super) fn fill(&self, to: Unwritten, (slot, round): (usize, u64)) -> Option<Tiles<'_>> {
         Some(Tiles {
             jobs: self.jobs.as_ref()?,
             slot,
-            to: Unwritten::new(target, shape, precision)?,
+            round,
+            to,
             sent: 0,
             progress: Arc::default(),
         })
@@ -119,6 +156,7 @@ impl Drop for Sender {
 pub(super) struct Tiles<'a> {
     jobs: &'a SyncSender<Job>,
     slot: usize,
+    round: u64,
     to: Unwritten,
     sent: usize,
     progress: Arc<Progress>,
@@ -130,6 +168,7 @@ impl Tiles<'_> {
         self.progress.state.lock().pending += 1;
         let job = TileJob {
             slot: self.slot,
+            round: self.round,
             index: self.sent,
             to: self.to.clone(),
             offset,
@@ -154,23 +193,89 @@ impl Tiles<'_> {
         }
         drop(state);
         self.to.landed()?;
-        Ok((self.to.into_tensor(), self.sent as u64))
+        let tensor = self.to.into_tensor();
+        let tensor = tensor.ok_or("weights that were promised have no tensor of their own")?;
+        Ok((tensor, self.sent as u64))
+    }
+
+    /// Calls `then` on the thread when all tiles have landed.
+    pub(super) fn land(self, then: Box<Then>) {
+        let landing = Landing {
+            to: self.to,
+            sent: self.sent as u64,
+            progress: self.progress,
+            then,
+        };
+        if let Err(lost) = self.jobs.send(Job::Land(landing))
+            && let Job::Land(landing) = lost.0
+        {
+            landing.end(Err("the thread that sends weights has ended".into()));
+        }
     }
 }
 
-fn run(queue: Receiver<Job>, boundaries: &Boundaries) {
-    while let Ok(job) = queue.recv() {
-        match job {
-            Job::Tile(job) => send(*job, boundaries),
-            // What could go wrong here is noticed by whoever reads the weights.
-            Job::Flush(target) => drop(catch_unwind(AssertUnwindSafe(|| target.flush()))),
+impl Landing {
+    /// Whether a tile could not be sent.
+    fn failure(&self) -> Option<String> {
+        self.progress.state.lock().failure.clone()
+    }
+
+    fn end(self, result: Result<(), String>) {
+        let Self { to, sent, then, .. } = self;
+        if let Err(reason) = &result {
+            to.fail(reason);
         }
+        // Whoever goes on from here may want the memory for itself.
+        drop(to);
+        then(result.map(|()| sent));
+    }
+}
+
+fn run(queue: Receiver<Job>, boundaries: &Boundaries, trace: &Recorder) {
+    let mut landings = Vec::new();
+    loop {
+        let next = match landings.len() {
+            0 => queue.recv().map_err(|_| TryRecvError::Disconnected),
+            LANDINGS.. => Err(TryRecvError::Empty),
+            _ => queue.try_recv(),
+        };
+        match next {
+            Ok(Job::Tile(job)) => {
+                let (begun, slot, round) = (Instant::now(), job.slot, job.round);
+                send(*job, boundaries);
+                trace.span(Work::Upload, round, Some(slot), begun);
+            }
+            Ok(Job::Land(landing)) => landings.push(landing),
+            // What could go wrong here is noticed by whoever reads the weights.
+            Ok(Job::Flush(target)) => {
+                drop(catch_unwind(AssertUnwindSafe(|| target.flush())));
+            }
+            Err(TryRecvError::Empty) => land(&mut landings),
+            Err(TryRecvError::Disconnected) => {
+                land(&mut landings);
+                return;
+            }
+        }
+    }
+}
+
+/// Waits until what was sent is there: once for all, as a stream is done in its order.
+fn land(landings: &mut Vec<Landing>) {
+    let Some(last) = landings.last() else {
+        return;
+    };
+    let landed = catch_unwind(AssertUnwindSafe(|| last.to.landed()));
+    let landed = landed.unwrap_or_else(|panic| Err(panics::message(panic)));
+    for landing in landings.drain(..) {
+        let result = landing.failure().map_or(landed.clone(), Err);
+        landing.end(result);
     }
 }
 
 fn send(job: TileJob, boundaries: &Boundaries) {
     let TileJob {
         slot,
+        round: _,
         index,
         to,
         offset,

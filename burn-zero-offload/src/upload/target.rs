@@ -1,7 +1,8 @@
 //! Where weights go: the device of a tensor, and how it takes them.
 
-use burn::tensor::{Bytes, Device, Shape, Tensor, TensorData};
+use burn::tensor::{Bytes, Device, Shape, StreamId, Tensor, TensorData};
 
+use super::promise::Promise;
 use super::to_dtype;
 use crate::optimize::Precision;
 
@@ -29,6 +30,15 @@ impl Target {
             return Self::Cube(device, primitive.device());
         }
         Self::Whole(device)
+    }
+
+    /// The device, as Burn calls it.
+    pub(crate) fn device(&self) -> &Device {
+        match self {
+            Self::Whole(device) => device,
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(device, _) => device,
+        }
     }
 
     /// Whether weights may be written piece by piece.
@@ -59,14 +69,9 @@ impl Target {
         shape: Shape,
         precision: Precision,
     ) -> Tensor<D> {
-        let device = match self {
-            Self::Whole(device) => device,
-            #[cfg(feature = "cubecl-backend")]
-            Self::Cube(device, _) => device,
-        };
         let dtype = to_dtype(precision).into();
         let data = TensorData::from_bytes(bytes, shape, dtype);
-        Tensor::from_data(data, (device, dtype))
+        Tensor::from_data(data, (self.device(), dtype))
     }
 
     /// Host memory of the device's making, `count` buffers of `size` bytes: pinned, if it can.
@@ -84,61 +89,97 @@ impl Target {
     }
 }
 
-/// A tensor on the device whose contents are still to be written.
-#[derive(Clone)]
-pub(super) struct Unwritten {
+/// Memory of a tensor whose contents are still to be written.
+#[derive(Clone, Debug)]
+pub(super) enum Unwritten {
+    /// On Flex, in one piece.
+    Promise(Promise),
     #[cfg(feature = "cubecl-backend")]
-    tensor: cube::CubeUnwritten,
-    /// Without CubeCL no device gives out buffers, and there is nothing to hold.
-    #[cfg(not(feature = "cubecl-backend"))]
-    never: std::convert::Infallible,
+    Cube(cube::CubeUnwritten),
 }
 
-#[cfg(not(feature = "cubecl-backend"))]
 impl Unwritten {
-    pub(super) fn new(_: &Target, _: Shape, _: Precision) -> Option<Self> {
-        None
-    }
-
-    pub(super) fn write(&self, _: usize, _: Bytes) -> Result<(), String> {
-        match self.never {}
-    }
-
-    pub(super) fn landed(&self) -> Result<(), String> {
-        match self.never {}
-    }
-
-    pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
-        match self.never {}
-    }
-}
-
-#[cfg(feature = "cubecl-backend")]
-impl Unwritten {
-    /// Allocates a tensor. `None` if the device takes weights whole only, or pads their rows: pieces
-    /// could not be written there by their position.
+    /// Allocates a tensor that nobody has yet, to be written by commands on the stream of the calling thread.
+    /// `None` if the device takes weights whole only, or pads their rows: pieces could not be written there by
+    /// their position.
+    #[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
     pub(super) fn new(target: &Target, shape: Shape, precision: Precision) -> Option<Self> {
-        let Target::Cube(_, device) = target else {
-            return None;
-        };
-        let tensor = cube::CubeUnwritten::new(device, shape, precision)?;
-        Some(Self { tensor })
+        match target {
+            Target::Whole(_) => None,
+            #[cfg(feature = "cubecl-backend")]
+            Target::Cube(_, device) => {
+                cube::CubeUnwritten::new(device, shape, precision).map(Self::Cube)
+            }
+        }
+    }
+
+    /// A tensor that a model can have now, and its memory, to be written later by commands on `stream`.
+    ///
+    /// On Flex whoever looks at the tensor waits until it is written. On other devices it holds NaN until
+    /// then.
+    #[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
+    pub(super) fn reserve<const D: usize>(
+        target: &Target,
+        shape: Shape,
+        precision: Precision,
+        stream: StreamId,
+    ) -> (Tensor<D>, Self) {
+        match target {
+            Target::Whole(device) => {
+                let (promise, bytes) = Promise::of(shape.num_elements() * precision.size());
+                let dtype = to_dtype(precision).into();
+                let data = TensorData::from_bytes(bytes, shape, dtype);
+                let tensor = Tensor::from_data(data, (device, dtype));
+                (tensor, Self::Promise(promise))
+            }
+            #[cfg(feature = "cubecl-backend")]
+            Target::Cube(_, device) => {
+                let memory = cube::CubeUnwritten::reserve(device, shape, precision, stream);
+                (memory.clone().into_tensor(), Self::Cube(memory))
+            }
+        }
     }
 
     /// Writes `bytes` at `offset` and makes sure that the copy starts now: CubeCL collects commands
     /// and hands them to the device in groups.
+    #[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
     pub(super) fn write(&self, offset: usize, bytes: Bytes) -> Result<(), String> {
-        self.tensor.write(offset, bytes)
+        match self {
+            Self::Promise(promise) => {
+                promise.keep(Ok(bytes));
+                Ok(())
+            }
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(memory) => memory.write(offset, bytes),
+        }
     }
 
-    /// Waits until all that was written is on the device.
+    /// Waits until all that was written is there.
     pub(super) fn landed(&self) -> Result<(), String> {
-        self.tensor.landed()
+        match self {
+            Self::Promise(_) => Ok(()),
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(memory) => memory.landed(),
+        }
+    }
+
+    /// Tells whoever waits for it that nothing will be written.
+    pub(super) fn fail(&self, reason: &str) {
+        match self {
+            Self::Promise(promise) => promise.keep(Err(reason.to_owned())),
+            // Nobody waits for the memory itself, which stays NaN.
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(_) => {}
+        }
     }
 
     /// The tensor, all of it written.
-    pub(super) fn into_tensor<const D: usize>(self) -> Tensor<D> {
-        self.tensor.into_tensor()
+    pub(super) fn into_tensor<const D: usize>(self) -> Option<Tensor<D>> {
+        match self {
+            Self::Promise(_) => None,
+            #[cfg(feature = "cubecl-backend")]
+            Self::Cube(memory) => Some(memory.into_tensor()),
+        }
     }
 }
 
@@ -147,20 +188,22 @@ mod cube {
     use burn::backend::tensor::FloatTensor;
     use burn::backend::{Backend, TensorMetadata};
     use burn::tensor::{Bytes, Shape, StreamId, Tensor, read_sync};
+    use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
     use burn_cubecl::tensor::CubeTensor;
     use burn_cubecl::{Cube, CubeBackend, CubeDevice};
     use burn_fusion::{Fusion, FusionBackend, NoOp, get_client};
     use burn_ir::{InitOperationIr, OperationIr, OperationOutput};
     use cubecl::server::MemoryLayout;
 
+    use crate::kernels;
     use crate::optimize::Precision;
     use crate::upload::to_dtype;
 
     /// See [`Unwritten`](super::Unwritten).
-    #[derive(Clone)]
-    pub(super) struct CubeUnwritten {
+    #[derive(Clone, Debug)]
+    pub(in crate::upload) struct CubeUnwritten {
         tensor: CubeTensor,
-        /// The stream it was allocated on: that of the thread that runs the step.
+        /// The stream that it is written on.
         stream: StreamId,
     }
 
@@ -172,6 +215,22 @@ mod cube {
             let (device, stream) = (device.clone(), StreamId::current());
             let tensor = CubeTensor::new_contiguous(client, device, shape, memory, dtype);
             (tensor.meta.strides() == &strides).then_some(Self { tensor, stream })
+        }
+
+        /// Allocates on the stream of the calling thread, whose pool the old weights went back to, and fills
+        /// with NaN on `stream`. That makes `stream` wait here for whatever still uses the memory, and at no
+        /// later command for this buffer: what is written need not wait for what is computed meanwhile.
+        pub(super) fn reserve(
+            device: &CubeDevice,
+            shape: Shape,
+            precision: Precision,
+            stream: StreamId,
+        ) -> Self {
+            let client = device.client();
+            let dtype: burn::tensor::DType = to_dtype(precision).into();
+            let tensor = empty_device_contiguous_dtype(client, device.clone(), shape, dtype);
+            stream.executes(|| kernels::fill(&tensor, f32::NAN));
+            Self { tensor, stream }
         }
 
         pub(super) fn write(&self, offset: usize, bytes: Bytes) -> Result<(), String> {

@@ -5,25 +5,32 @@
 //! New weights go into a buffer of their own. No kernel reads it yet and nobody else holds it, so
 //! nothing has to be waited for before writing, and older clones of the model keep their values.
 //!
+//! Where the step runs behind the model's back ([`Uploader::reserve`]), the model has that buffer at once,
+//! full of NaN, and waits for it where it uses the weight.
+//!
 //! Whoever reads the weights must find all tiles written. A whole tensor is allocated and written in
 //! one command, so a reader on any stream waits for both. Tiles are other commands than the allocation,
 //! and CubeCL orders streams by allocations alone (`cubecl-server`, `stream/event.rs`): a stream that has
 //! met this one after the allocation, because it used another buffer of it meanwhile, would not wait
 //! for the tiles. So [`Upload::finish`] returns when the last tile has landed, not merely left, and the
 //! last tile is a small one. The commands are enqueued on the stream of the thread that called `step`,
-//! whichever thread enqueues them, so its own later work stands behind them in any case.
+//! whichever thread enqueues them, so its own later work stands behind them in any case. Reserved buffers
+//! are written on the stream of the thread that sends, beside what the device computes meanwhile.
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Bytes, Shape, Tensor};
 
 use super::Target;
-use super::sender::Sender;
+use super::sender::{Sender, Then};
+use super::target::Unwritten;
 use crate::boundary::Boundaries;
 use crate::host::TileRing;
 use crate::optimize::{DeviceImage, ImageMut, Precision, TilePlan};
+use crate::report::trace::Recorder;
 
 /// Elements per tile unless the user says otherwise: 8 MiB of half weights, long enough for a copy at
 /// the full rate of the link.
@@ -89,8 +96,16 @@ pub(crate) struct Uploader {
     options: UploadOptions,
     ring: TileRing,
     pinning: String,
-    /// Where tiles go; none where weights go whole.
-    sender: Option<Sender>,
+    sender: Sender,
+}
+
+/// Memory that the model has already, for weights that are still to come.
+#[derive(Debug)]
+pub(crate) struct Place {
+    target: Target,
+    shape: Shape,
+    precision: Precision,
+    memory: Unwritten,
 }
 
 impl Uploader {
@@ -100,6 +115,7 @@ impl Uploader {
         options: UploadOptions,
         parameters: impl Iterator<Item = (usize, Precision)>,
         boundaries: &Boundaries,
+        trace: Arc<Recorder>,
     ) -> io::Result<Self> {
         let tile = options.tile();
         let tiled = parameters.filter(|(len, _)| *len > tile);
@@ -111,14 +127,11 @@ impl Uploader {
             }
             (true, Some(size)) => ring(target, tile * size, options.pinned),
         };
-        let sender = target
-            .takes_tiles()
-            .then(|| Sender::start(boundaries.clone()));
         Ok(Self {
             options,
             ring,
             pinning,
-            sender: sender.transpose()?,
+            sender: Sender::start(boundaries.clone(), trace)?,
         })
     }
 
@@ -132,20 +145,21 @@ impl Uploader {
     pub(crate) fn begin(
         &self,
         target: Target,
-        slot: usize,
+        (slot, round): (usize, u64),
         shape: Shape,
         precision: Precision,
         granularity: usize,
     ) -> Upload<'_> {
-        let pieces = self
-            .options
-            .pieces(&target, shape.num_elements(), granularity);
-        let tiles = self.sender.as_ref().filter(|_| pieces.len() > 1);
-        let way = tiles.and_then(|sender| sender.begin(&target, slot, shape.clone(), precision));
-        let (way, pieces) = match way {
+        let len = shape.num_elements();
+        let pieces = self.options.pieces(&target, len, granularity);
+        let begin = || {
+            let sender = &self.sender;
+            sender.begin(&target, (slot, round), shape.clone(), precision)
+        };
+        let (way, pieces) = match (pieces.len() > 1).then(begin).flatten() {
             Some(tiles) => (Way::Tiles(Box::new(tiles)), pieces),
             None => {
-                let whole = std::iter::once(0..shape.num_elements());
+                let whole = std::iter::once(0..len);
                 (Way::Whole(Vec::new()), whole.collect())
             }
         };
@@ -158,6 +172,53 @@ impl Uploader {
             way,
             waited: Duration::ZERO,
         }
+    }
+
+    /// Weights of `shape` in `precision` that the model can have now, and their memory, for
+    /// [`fill`](Self::fill).
+    pub(crate) fn reserve<const D: usize>(
+        &self,
+        target: Target,
+        shape: Shape,
+        precision: Precision,
+    ) -> (Tensor<D>, Place) {
+        let stream = self.sender.stream();
+        let (tensor, memory) = Unwritten::reserve(&target, shape.clone(), precision, stream);
+        let place = Place {
+            target,
+            shape,
+            precision,
+            memory,
+        };
+        (tensor, place)
+    }
+
+    /// Begins to fill a place, as [`begin`](Self::begin) does with weights of its own. `None` if the thread
+    /// that sends has ended.
+    pub(crate) fn fill(
+        &self,
+        place: Place,
+        (slot, round): (usize, u64),
+        granularity: usize,
+    ) -> Option<Upload<'_>> {
+        let Place {
+            target,
+            shape,
+            precision,
+            memory,
+        } = place;
+        let len = shape.num_elements();
+        let pieces = self.options.pieces(&target, len, granularity);
+        let tiles = self.sender.fill(memory, (slot, round))?;
+        Some(Upload {
+            uploader: self,
+            pieces,
+            target,
+            shape,
+            precision,
+            way: Way::Tiles(Box::new(tiles)),
+            waited: Duration::ZERO,
+        })
     }
 }
 
@@ -235,8 +296,8 @@ impl Upload<'_> {
                 let bytes = joined(pieces);
                 let large = bytes.len() >= FLUSHED;
                 let tensor = self.target.send(bytes, self.shape, self.precision);
-                if let Some(sender) = self.uploader.sender.as_ref().filter(|_| large) {
-                    sender.flush(&self.target);
+                if large && self.target.takes_tiles() {
+                    self.uploader.sender.flush(&self.target);
                 }
                 (tensor, 1)
             }
@@ -244,6 +305,16 @@ impl Upload<'_> {
         };
         let waited = self.waited + started.elapsed();
         Ok((tensor, Sent { transfers, waited }))
+    }
+
+    /// Has `then` called when the weights are in the place they were sent to. Returns the time that was
+    /// waited for the device to take tiles.
+    pub(crate) fn land(self, then: Box<Then>) -> Duration {
+        match self.way {
+            Way::Tiles(tiles) => tiles.land(then),
+            Way::Whole(_) => then(Err("weights without a place cannot land there".into())),
+        }
+        self.waited
     }
 }
 

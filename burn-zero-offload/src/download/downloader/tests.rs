@@ -70,6 +70,7 @@ fn ten_thousand_small_gradients_need_at_most_a_hundred_transfers() {
     ];
     for device in devices {
         let meter = Arc::new(Meter::new(StepReport::default()));
+        let trace = Arc::new(Recorder::new(vec![]));
         let arrived: Arc<Mutex<Vec<u32>>> = Arc::new(Mutex::new(vec![0; SLOTS]));
         let deliver = {
             let arrived = arrived.clone();
@@ -84,8 +85,7 @@ fn ten_thousand_small_gradients_need_at_most_a_hundred_transfers() {
             4 << 20,
             LEN * 2,
             delivery(deliver),
-            meter.clone(),
-            Boundaries::current(),
+            (meter.clone(), trace, Boundaries::current()),
         )
         .unwrap();
         let gradient = gradient(&device);
@@ -142,8 +142,10 @@ fn an_open_group_does_not_keep_room_that_somebody_waits_for() {
             Ok(())
         }
     };
+    let trace = Arc::new(Recorder::new(vec![]));
     let meter = Arc::new(Meter::new(StepReport::default()));
-    let downloader = Downloader::start(1000, 700, delivery(deliver), meter, boundaries).unwrap();
+    let downloader =
+        Downloader::start(1000, 700, delivery(deliver), (meter, trace, boundaries)).unwrap();
     let downloader = Arc::new(downloader);
     let hand_over = |slot, bytes| Handover {
         slot,
