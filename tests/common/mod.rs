@@ -2,6 +2,7 @@
 
 pub mod layer;
 pub mod reference;
+pub mod scalar;
 pub mod vectors;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;

@@ -68,9 +68,11 @@ impl GradientSink for Log {
         unreachable!("no loss is scaled here")
     }
 
-    fn ready(&self, _slot: usize, _tracked: bool) {}
+    fn ready(&self, _slot: usize, _tracked: bool) -> bool {
+        true
+    }
 
-    fn is_ahead(&self, _slot: usize) -> bool {
+    fn is_ahead(&self, _: usize) -> bool {
         false
     }
 

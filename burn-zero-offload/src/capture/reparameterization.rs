@@ -5,7 +5,6 @@ use burn::tensor::{Device, Tensor};
 
 use super::ops;
 use super::sink::TapTarget;
-use crate::upload::AutodiffContext;
 
 /// Path component of the tap, as module visitors see it.
 pub(crate) const TAP_NAME: &str = "offload";
@@ -22,8 +21,9 @@ impl GradientTap {
         Self { target }
     }
 
-    fn wait(&self, tracked: bool) {
-        self.target.passes.sink.ready(self.target.slot, tracked);
+    fn wait(&self) {
+        // If the update failed, whoever uses these weights is told.
+        self.target.passes.sink.ready(self.target.slot, false);
     }
 }
 
@@ -35,12 +35,12 @@ impl Module for GradientTap {
     }
 
     fn fork(self, _: &Device) -> Self {
-        self.wait(false);
+        self.wait();
         self
     }
 
     fn to_device(self, _: &Device) -> Self {
-        self.wait(false);
+        self.wait();
         self
     }
 
@@ -49,7 +49,7 @@ impl Module for GradientTap {
     }
 
     fn valid(&self) -> Self {
-        self.wait(false);
+        self.wait();
         self.clone()
     }
 
@@ -70,14 +70,10 @@ impl Reparameterization for GradientTap {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let TapTarget { passes, slot, .. } = &self.target;
         let tracked = base.is_autodiff() && base.is_require_grad();
-        self.wait(tracked);
-        let value = match passes.sink.is_ahead(*slot) {
-            false => base.clone(),
-            true => {
-                let held = base.clone().without_autodiff().into_bridge();
-                let newest = passes.sink.newest(*slot, D, held);
-                AutodiffContext::of(&base).restore(Tensor::from_bridge(newest))
-            }
+        let sink = &passes.sink;
+        let value = match sink.ready(*slot, tracked) && !sink.is_ahead(*slot) {
+            true => base.clone(),
+            false => Tensor::from_bridge(sink.newest(*slot, D, base.clone().into_bridge())),
         };
         if !tracked {
             return value;

@@ -31,18 +31,18 @@ pub(crate) trait GradientSink: Send + Sync {
     fn loss_scale(&self) -> f32;
 
     /// Waits until the weights of the parameter in `slot` can be used. `tracked` if a forward pass uses them
-    /// that will run backward.
+    /// that will run backward. `false` if their update failed: only older clones can be used then.
+    fn ready(&self, slot: usize, tracked: bool) -> bool;
+
+    /// Whether the model's own tensor for the parameter in `slot` may be behind its newest weights, or may
+    /// have failed.
+    fn is_ahead(&self, slot: usize) -> bool;
+
+    /// The newest weights of the parameter in `slot`; `base`, of this rank, is what the model holds.
     ///
     /// # Panics
     ///
-    /// If they cannot be used because their update failed.
-    fn ready(&self, slot: usize, tracked: bool);
-
-    /// Whether the model's own tensor for the parameter in `slot` may be behind its newest weights.
-    fn is_ahead(&self, slot: usize) -> bool;
-
-    /// The newest weights of the parameter in `slot`, without autodiff; `base`, of this rank, is what the
-    /// model holds.
+    /// If the update of these weights failed.
     fn newest(&self, slot: usize, rank: usize, base: BridgeTensor) -> BridgeTensor;
 }
 

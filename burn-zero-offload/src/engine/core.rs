@@ -65,6 +65,8 @@ pub(super) struct Ahead {
     pub(super) image: Option<DeviceImage>,
     /// The same on the device, a `Tensor<D>`, where somebody wanted to see them earlier.
     pub(super) shown: Option<Box<dyn std::any::Any + Send>>,
+    /// Whether a forward pass that runs backward has used that: its gradients do not miss the update.
+    pub(super) used: bool,
 }
 
 impl Slot {

@@ -23,9 +23,6 @@ impl Engine {
             .span(Work::WaitVerdict, number, None, started);
         let started = Instant::now();
         self.start_fresh_where_a_record_had_nothing();
-        if round.mode == Mode::Delayed {
-            self.show_what_is_due(number);
-        }
         let carried = self.core.gradients.seal();
         let known = self.core.gradients.judgements();
         if let Some(expected) = round.policy.micro_batches
@@ -59,6 +56,9 @@ impl Engine {
             }
         };
         round.decision = Some(decision);
+        if round.mode == Mode::Delayed {
+            self.show_what_is_due(number);
+        }
         self.core.trace.span(Work::Verdict, number, None, started);
         let scaler = round.scaler.state();
         let too_many = match &outcome {

@@ -191,8 +191,8 @@ impl GradientSink for Engine {
         self.current_loss_scale()
     }
 
-    fn ready(&self, slot: usize, tracked: bool) {
-        self.use_weights(slot, tracked);
+    fn ready(&self, slot: usize, tracked: bool) -> bool {
+        self.use_weights(slot, tracked)
     }
 
     fn is_ahead(&self, slot: usize) -> bool {

@@ -27,12 +27,19 @@ impl Kind {
 }
 
 /// What somebody waits for at a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Until {
     /// The weights that the model holds are on the device.
     Visible,
     /// Nothing is left to be done.
     Settled,
+}
+
+impl Until {
+    /// Whether it is reached no sooner than work of this kind is done.
+    fn concerns(self, kind: Kind) -> bool {
+        self == Self::Settled || kind.fills()
+    }
 }
 
 /// What is to be done, by parameter. `J` is what a piece of work needs to know.
@@ -59,21 +66,24 @@ struct Slot<J> {
     begun: Option<Kind>,
     /// All that is left of it is on its way to the device.
     sending: bool,
-    urgent: bool,
+    /// What somebody waits for, as long as there is queued work that it takes.
+    urgent: Option<Until>,
     rank: u32,
     failure: Option<OffloadError>,
 }
 
 impl<J> Slot<J> {
     fn waits_for(&self, until: Until) -> bool {
-        let all = self.queued.iter().map(|(kind, _)| *kind).chain(self.begun);
-        let mut relevant = all.filter(|kind| until == Until::Settled || kind.fills());
-        relevant.next().is_some()
+        self.queues(until) || self.begun.is_some_and(|kind| until.concerns(kind))
+    }
+
+    fn queues(&self, until: Until) -> bool {
+        self.queued.iter().any(|(kind, _)| until.concerns(*kind))
     }
 
     fn key(&self, index: usize) -> Option<Key> {
         let (kind, _) = self.queued.front()?;
-        let class = match (self.urgent, kind.fills()) {
+        let class = match (self.urgent.is_some(), kind.fills()) {
             (true, _) => 0,
             (false, true) => 1,
             (false, false) => 2,
@@ -89,7 +99,7 @@ impl<J> Queue<J> {
             queued: VecDeque::new(),
             begun: None,
             sending: false,
-            urgent: false,
+            urgent: None,
             rank: u32::MAX,
             failure: None,
         };
@@ -112,12 +122,18 @@ impl<J> Queue<J> {
     }
 
     /// Adds a piece of work; `rank` says when the model will need the parameter, compared with others.
-    pub(crate) fn push(&mut self, slot: usize, rank: u32, kind: Kind, job: J) {
+    ///
+    /// After a failure at `slot` it is returned, to be dropped elsewhere: it would build on what failed.
+    pub(crate) fn push(&mut self, slot: usize, rank: u32, kind: Kind, job: J) -> Option<J> {
+        if self.slots[slot].failure.is_some() {
+            return Some(job);
+        }
         self.outstanding += 1;
         self.change(slot, |slot| {
             slot.rank = rank;
             slot.queued.push_back((kind, job));
         });
+        None
     }
 
     /// Begins the most urgent piece of work there is.
@@ -143,7 +159,7 @@ impl<J> Queue<J> {
                 slot.failure.get_or_insert(error);
                 dropped.extend(slot.queued.drain(..).map(|(_, job)| job));
             }
-            slot.urgent &= !slot.queued.is_empty();
+            slot.urgent = slot.urgent.filter(|until| slot.queues(*until));
         });
         self.outstanding -= dropped.len();
         self.failed += usize::from(failed);
@@ -151,8 +167,12 @@ impl<J> Queue<J> {
     }
 
     /// Has the work that `slot` is waited for come before all other.
-    pub(crate) fn urge(&mut self, slot: usize) {
-        self.change(slot, |slot| slot.urgent = !slot.queued.is_empty());
+    pub(crate) fn urge(&mut self, slot: usize, until: Until) {
+        self.change(slot, |slot| {
+            if slot.queues(until) {
+                slot.urgent = slot.urgent.max(Some(until));
+            }
+        });
     }
 
     /// Whether a thread that waits at `slot` may go on; an error if it never can.
@@ -243,7 +263,7 @@ mod tests {
         queue.push(2, 5, Kind::Publish, 2);
         queue.push(3, 5, Kind::Update, 3);
         assert_eq!(order(&mut queue.clone()), [2, 3, 0, 1]);
-        queue.urge(1);
+        queue.urge(1, Until::Settled);
         assert_eq!(order(&mut queue), [1, 2, 3, 0]);
         assert!(queue.is_quiet());
     }

@@ -39,11 +39,19 @@ impl Updates {
         self.changed.notify_all();
     }
 
+    /// Whether there may be something to wait for.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire) != 0
+    }
+
     /// Queues a piece of work on `slot`.
     pub(super) fn push(&self, slot: usize, rank: u32, kind: Kind, job: Job) {
         let mut queue = self.queue.lock();
-        queue.push(slot, rank, kind, job);
+        let refused = queue.push(slot, rank, kind, job);
         self.notify(&queue);
+        drop(queue);
+        // After a failure: whoever waits for its weights is told as it is dropped.
+        drop(refused);
     }
 
     /// What was begun at `slot` is done.
@@ -58,7 +66,7 @@ impl Updates {
 
     /// Whether nobody has to wait for `slot`; `Err` if waiting is of no use.
     pub(super) fn reached(&self, slot: usize, until: Until) -> Result<bool, OffloadError> {
-        if self.busy.load(Ordering::Acquire) == 0 {
+        if !self.is_busy() {
             return Ok(true);
         }
         self.queue.lock().reached(slot, until)
@@ -71,7 +79,7 @@ impl Updates {
         let mut queue = self.queue.lock();
         let stage = queue.stage(slot);
         while !queue.reached(slot, until)? {
-            queue.urge(slot);
+            queue.urge(slot, until);
             self.changed.wait(&mut queue);
         }
         Ok(stage)
@@ -84,7 +92,7 @@ impl Updates {
 
     /// Waits until nothing is left to be done.
     pub(super) fn wait_for_all(&self) -> Result<(), OffloadError> {
-        if self.busy.load(Ordering::Acquire) == 0 {
+        if !self.is_busy() {
             return Ok(());
         }
         let mut queue = self.queue.lock();

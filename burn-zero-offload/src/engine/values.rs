@@ -19,7 +19,11 @@ impl Engine {
     /// That is the master where `weights` hold its image. Otherwise (an older clone of the model,
     /// weights edited since) it is `weights` themselves.
     pub(crate) fn save<const D: usize>(&self, slot: usize, weights: Tensor<D>) -> Tensor<D> {
-        or_panic(self.wait(slot, Until::Settled, Work::WaitFlush));
+        if let Err(failed) = self.settled(slot)
+            && self.is_newest(slot, &weights)
+        {
+            or_panic(Err(failed))
+        }
         let Slot { layout, held, .. } = &self.core.slots[slot];
         let held = held.lock();
         let values = or_panic(foreign(layout, &held.state, &held.on_device, &weights))
@@ -33,7 +37,7 @@ impl Engine {
     /// autodiff: loading into it leaves the training run alone.
     pub(crate) fn load<const D: usize>(&self, slot: usize, value: Tensor<D>) -> Tensor<D> {
         // An update that failed is made up for by the values that come.
-        let _ = self.wait(slot, Until::Settled, Work::WaitFlush);
+        let _ = self.settled(slot);
         let Slot {
             layout,
             held,
@@ -67,7 +71,7 @@ impl Engine {
 
     /// Optimizer state of a slot, copied for a record.
     pub(crate) fn save_state(&self, slot: usize) -> SavedState {
-        or_panic(self.wait(slot, Until::Settled, Work::WaitFlush));
+        or_panic(self.settled(slot));
         let state = &self.core.slots[slot].held.lock().state;
         SavedState {
             time: Some(state.time),
@@ -78,7 +82,7 @@ impl Engine {
 
     /// Optimizer state of a slot from a record. `false`, with nothing changed, if it does not fit.
     pub(crate) fn restore_state(&self, slot: usize, saved: SavedState) -> bool {
-        let _ = self.wait(slot, Until::Settled, Work::WaitFlush);
+        let _ = self.settled(slot);
         let Slot { layout, held, .. } = &self.core.slots[slot];
         if !held.lock().state.restore(&layout.rule, saved) {
             return false;

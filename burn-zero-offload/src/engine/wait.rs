@@ -5,19 +5,20 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 
-use super::core::{Ahead, Held};
+use super::core::{Ahead, Held, Slot};
 use super::queue::Until;
 use super::values::send_image;
 use super::{Engine, or_panic};
 use crate::config::Schedule;
 use crate::error::OffloadError;
+use crate::optimize::DeviceImage;
 use crate::report::Work;
 use crate::upload::{self, AutodiffContext, StorageId, Target};
 
 impl Engine {
     /// The model uses the weights of `slot`, in a forward pass that will run backward if `tracked`. Waits for
-    /// them.
-    pub(super) fn use_weights(&self, slot: usize, tracked: bool) {
+    /// them. `false` if their update failed.
+    pub(super) fn use_weights(&self, slot: usize, tracked: bool) -> bool {
         if tracked && self.order.used(slot) {
             self.core.phases.forward(&self.core.trace);
         }
@@ -25,7 +26,7 @@ impl Engine {
             true => Until::Settled,
             false => Until::Visible,
         };
-        or_panic(self.wait(slot, until, Work::WaitForward));
+        self.wait(slot, until, Work::WaitForward).is_ok()
     }
 
     /// From here on, uses of parameters see the delayed updates of rounds before `round`, also those of
@@ -63,13 +64,16 @@ impl Engine {
 
     /// The same for updates alone.
     pub(crate) fn finish_updates(&self) -> Result<(), OffloadError> {
-        let started = Instant::now();
-        self.core.updates.wait_for_all()?;
-        self.core
-            .trace
-            .span(Work::WaitFlush, self.core.meter.round(), None, started);
+        let (core, started) = (&self.core, Instant::now());
+        let busy = core.updates.is_busy();
+        core.updates.wait_for_all()?;
+        if busy {
+            let round = core.meter.round();
+            core.trace.span(Work::WaitFlush, round, None, started);
+        }
         for slot in &self.core.slots {
-            if slot.is_behind() {
+            let held = slot.held.lock();
+            if held.ahead.is_some() {
                 slot.shows.store(true, Ordering::Release);
             }
         }
@@ -91,28 +95,32 @@ impl Engine {
     /// The newest weights for a model that holds `base`: others than `base` if an update waits for a step to
     /// hand it over.
     pub(super) fn newest_weights<const D: usize>(&self, slot: usize, base: Tensor<D>) -> Tensor<D> {
-        let slot = &self.core.slots[slot];
-        let mut held = slot.held.lock();
+        let Slot { held, shows, .. } = &self.core.slots[slot];
+        let mut held = held.lock();
         if StorageId::of(&base) != held.on_device {
             // An older clone: it keeps its values.
             return base;
         }
+        or_panic(self.core.updates.reached(slot, Until::Visible));
         let Held { state, ahead, .. } = &mut *held;
         let Some(ahead) = ahead else {
-            slot.shows.store(false, Ordering::Release);
+            shows.store(false, Ordering::Release);
             return base;
         };
-        if let Some(shown) = ahead
-            .shown
-            .as_ref()
-            .and_then(|s| s.downcast_ref::<Tensor<D>>())
-        {
-            return shown.clone();
-        }
-        let device = base.device();
-        let shown: Tensor<D> = send_image(state, ahead.image.take(), base.shape(), &device);
-        ahead.shown = Some(Box::new(shown.clone()));
-        shown
+        ahead.used |= base.is_autodiff() && base.is_require_grad();
+        let shown = ahead.shown.as_ref().and_then(|s| s.downcast_ref());
+        let shown: Tensor<D> = shown.cloned().unwrap_or_else(|| {
+            let device = base.device();
+            let shown = send_image(state, ahead.image.take(), base.shape(), &device);
+            ahead.shown = Some(Box::new(shown.clone()));
+            shown
+        });
+        AutodiffContext::of(&base).restore(shown)
+    }
+
+    /// Whether `weights` are those that the last step returned, or will be when its updates are done.
+    pub(super) fn is_newest<const D: usize>(&self, slot: usize, weights: &Tensor<D>) -> bool {
+        StorageId::of(weights) == self.core.slots[slot].held.lock().on_device
     }
 
     /// Waits until nothing is left to be done to a parameter.
@@ -151,10 +159,8 @@ impl Engine {
 }
 
 /// The tensor that somebody was shown already, or else what the weights are sent from.
-pub(super) fn taken<const D: usize>(
-    ahead: Ahead,
-) -> Result<Tensor<D>, Option<crate::optimize::DeviceImage>> {
-    let Ahead { image, shown } = ahead;
+pub(super) fn taken<const D: usize>(ahead: Ahead) -> Result<Tensor<D>, Option<DeviceImage>> {
+    let Ahead { image, shown, .. } = ahead;
     match shown.map(|shown| shown.downcast::<Tensor<D>>()) {
         Some(Ok(shown)) => Ok(*shown),
         _ => Err(image),

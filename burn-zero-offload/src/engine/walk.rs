@@ -47,7 +47,15 @@ impl Engine {
         let past_the_taps = or_panic(self.full_size(slot, gradient));
         let verdicted = self.or_abandon(self.decide(slot, past_the_taps));
         // What an earlier round left to do here comes first.
-        self.or_abandon(self.wait(slot, Until::Settled, Work::WaitStep));
+        if let Err(failed) = self.wait(slot, Until::Settled, Work::WaitStep) {
+            // An older clone makes up for an update that failed: its values count.
+            if self.is_newest(slot, &weights) {
+                self.or_abandon(Err(failed))
+            }
+            self.core.updates.forgive(slot);
+            let mut held = self.core.slots[slot].held.lock();
+            (held.ahead, held.on_device) = (None, None);
+        }
         let step = match verdicted.decision {
             Decision::Apply(factor) => {
                 self.core
@@ -64,6 +72,8 @@ impl Engine {
             Decision::Nothing | Decision::Skip => None,
         };
         let updated = match verdicted.mode {
+            // A walk without any gradient does nothing.
+            _ if matches!(verdicted.decision, Decision::Nothing) => weights,
             Mode::Now => self.update_now(slot, verdicted, step, weights),
             Mode::Behind => self.update_behind(slot, verdicted, step, weights),
             Mode::Delayed => self.update_delayed(slot, verdicted, step, weights),
@@ -221,9 +231,11 @@ impl Engine {
         let mut held = core.slots[slot].held.lock();
         self.adopt(slot, &mut held, &weights);
         core.slots[slot].shows.store(false, Ordering::Release);
-        let (weights, published) = match held.ahead.take().map(taken::<D>) {
+        let ahead = held.ahead.take();
+        // Unless the last forward has seen the update, its gradient misses it.
+        let misses_an_update = ahead.as_ref().is_some_and(|ahead| !ahead.used);
+        let (weights, published) = match ahead.map(taken::<D>) {
             None => (weights, None),
-            // The last forward has seen it: its gradient misses nothing.
             Some(Ok(shown)) => (shown, None),
             Some(Err(image)) => {
                 let target = Target::of(&weights);
@@ -236,7 +248,6 @@ impl Engine {
         };
         held.on_device = StorageId::of(&weights);
         drop(held);
-        let misses_an_update = published.is_some();
         if let Some((place, image)) = published {
             let job = Job {
                 round,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::tensor::Bytes;
 
-use super::core::{Ahead, Core, Held, Slot};
+use super::core::{Ahead, Core, Held};
 use super::judge::scaling;
 use super::queue::Kind;
 use super::verify::Samples;
@@ -124,7 +124,10 @@ impl Core {
             before.iter_mut().zip(state.master()).for_each(change);
             before
         });
-        *ahead = Some(Ahead { image, shown: None });
+        *ahead = Some(Ahead {
+            image,
+            ..Default::default()
+        });
         let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         Ok(verified)
     }
@@ -163,6 +166,7 @@ impl Core {
         let (updates, meter) = (self.updates.clone(), self.meter.clone());
         let boundaries = self.boundaries.clone();
         let sent = move |result: Result<u64, String>| {
+            // Only tests have something to say here.
             let _ = boundaries.pass(Boundary::HandedBack { slot });
             let transfers = result.map_err(|reason| OffloadError::Upload { path, reason })?;
             meter.uploaded(round, bytes, transfers);
@@ -328,13 +332,6 @@ fn compensated(view: GradientView<'_>, factor: f64, lambda: f32, missed: &[f32])
         *g += weight * *g * *g * missed;
     }
     gradient
-}
-
-impl Slot {
-    /// Whether the masters have an update that uses of the parameter do not see.
-    pub(super) fn is_behind(&self) -> bool {
-        self.held.lock().ahead.is_some()
-    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,12 @@ use parking_lot::{Condvar, Mutex};
 use super::fixture::*;
 use crate::boundary::{Boundary, Hook};
 
-/// Sleeps pseudo-randomly at the boundaries that `applies` names.
-fn delays(seed: u64, applies: impl Fn(Boundary) -> bool + Send + Sync + 'static) -> Arc<Hook> {
+/// Sleeps pseudo-randomly, for less than `most` microseconds, at the boundaries that `applies` names.
+pub(super) fn delays(
+    seed: u64,
+    most: u64,
+    applies: impl Fn(Boundary) -> bool + Send + Sync + 'static,
+) -> Arc<Hook> {
     let state = Mutex::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     Arc::new(move |boundary| {
         if applies(boundary) {
@@ -18,7 +22,7 @@ fn delays(seed: u64, applies: impl Fn(Boundary) -> bool + Send + Sync + 'static)
                 *x ^= *x << 13;
                 *x ^= *x >> 7;
                 *x ^= *x << 17;
-                *x % 1500
+                *x % most
             };
             std::thread::sleep(Duration::from_micros(micros));
         }
@@ -47,11 +51,17 @@ fn delays_and_poison_change_no_bit() {
         let run = |hook| train(&device, config.clone(), hook);
         let expected = run(None);
         for (seed, at) in one_of_each().into_iter().enumerate() {
-            let hook = delays(seed as u64, move |b| discriminant(&b) == discriminant(&at));
+            let hook = delays(seed as u64, 1500, move |b| {
+                discriminant(&b) == discriminant(&at)
+            });
             assert_eq!(run(Some(hook)), expected, "{at:?}");
         }
         for seed in 100..103 {
-            assert_eq!(run(Some(delays(seed, |_| true))), expected, "seed {seed}");
+            assert_eq!(
+                run(Some(delays(seed, 1500, |_| true))),
+                expected,
+                "seed {seed}"
+            );
         }
     }
 }
@@ -116,7 +126,7 @@ fn any_budget_that_holds_the_largest_gradient_gives_the_same_bits() {
         for budget in [largest + 2, largest * 3 / 2] {
             for seed in 0..2 {
                 let config = config().with_in_flight(Some(budget));
-                let hook = delays(seed, |b| {
+                let hook = delays(seed, 1500, |b| {
                     matches!(b, Boundary::Read { .. } | Boundary::Landed { .. })
                 });
                 let trained = train(&device, config, Some(hook));
@@ -200,7 +210,7 @@ fn two_models_in_two_threads_train_as_each_alone() {
             for seed in 0..2 {
                 let (device, alone) = (&device, &alone);
                 scope.spawn(move || {
-                    let hook = delays(seed, |_| true);
+                    let hook = delays(seed, 1500, |_| true);
                     assert_eq!(&train(device, config(), Some(hook)), alone);
                 });
             }

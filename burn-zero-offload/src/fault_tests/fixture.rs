@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::module::{Module, Param, ParamGroup};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use crate::boundary::{Boundaries, Hook};
@@ -45,7 +46,7 @@ impl Net {
         }
     }
 
-    fn loss(&self, pass: usize) -> Tensor<1> {
+    pub(super) fn loss(&self, pass: usize) -> Tensor<1> {
         let scale = 1.0 + pass as f32 / 4.0;
         let often = (1..=4).fold(self.often.val(), |x, i| {
             x * self.often.val() + i as f32 / 8.0
@@ -124,7 +125,11 @@ pub(super) fn offloaded(
     hook: Option<Arc<Hook>>,
 ) -> (Net, Offload, ModuleOptimizer) {
     let build = || {
-        let config = AdamWConfig::new().with_offload(config);
+        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let config = AdamWConfig::new()
+            .with_offload(config)
+            .with_group(ParamGroup::from_path("twice"), LionConfig::new())
+            .with_group(ParamGroup::from_predicate("small"), momentum);
         config.init(Net::new(device)).unwrap()
     };
     let (net, offload) = match hook {

@@ -5,6 +5,10 @@
 //! are packed, memory of the host before they are stored, tiles before the step writes them.
 
 mod delays;
+mod events;
 mod failures;
 mod fixture;
+mod interrupted;
+mod overlap;
+mod schedules;
 mod verify;

@@ -268,7 +268,8 @@ fn land(landings: &mut Vec<Landing>) {
     let landed = landed.unwrap_or_else(|panic| Err(panics::message(panic)));
     for landing in landings.drain(..) {
         let result = landing.failure().map_or(landed.clone(), Err);
-        landing.end(result);
+        // Others still have to be told, whatever happens to this one.
+        drop(catch_unwind(AssertUnwindSafe(|| landing.end(result))));
     }
 }
 

@@ -9,7 +9,7 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::{Precision, State, TrainConfig};
+use crate::config::{Precision, Schedule, State, TrainConfig};
 use crate::device::Backend;
 
 /// Train a small GPT on text, with ZeRO-Offload for Burn.
@@ -40,6 +40,17 @@ pub struct Args {
     /// together
     #[arg(long, conflicts_with_all = ["dtype", "no_offload", "state", "compare"])]
     pub compare_states: bool,
+    /// Train four times, with every schedule of the updates and with corrected gradients, and plot the loss
+    /// curves together
+    #[arg(long, conflicts_with_all = [
+        "no_offload", "schedule", "delay_warmup", "delay_compensation", "compare", "compare_states"
+    ])]
+    pub compare_schedules: bool,
+    /// Write PREFIX.json, a timeline for Perfetto, and PREFIX.svg, a picture of three steps of it
+    #[arg(long, value_name = "PREFIX", conflicts_with_all = [
+        "no_offload", "compare", "compare_states", "compare_schedules"
+    ])]
+    pub timeline: Option<PathBuf>,
 }
 
 /// The settings as flags. Serialized, it holds those that were given, by their name in
@@ -102,6 +113,19 @@ pub struct Overrides {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<State>,
+    /// When updates run
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<Schedule>,
+    /// With the delayed schedule: number of the first step whose update is delayed; 40 if left out
+    #[arg(long, value_name = "STEP")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_warmup: Option<u64>,
+    /// With the delayed schedule: how much gradients are corrected for the update they miss; not at all if
+    /// left out
+    #[arg(long, value_name = "LAMBDA")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_compensation: Option<f32>,
     /// Where to train; others than flex need the Cargo feature of the same name
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,6 +172,10 @@ impl Args {
         let mut config: TrainConfig = serde_json::from_value(settings)?;
         config.offload &= !self.no_offload;
         config.validate()?;
+        ensure!(
+            config.offload || self.timeline.is_none(),
+            "without offload there is no timeline: leave out --timeline"
+        );
         Ok(config)
     }
 }
@@ -228,6 +256,73 @@ mod tests {
             error.to_string().contains("no state on the host"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_schedule_has_its_own_settings() {
+        let delayed = |args: &[&str]| config(&[&["--schedule", "delayed"], args].concat());
+        let schedule = |config: Result<TrainConfig>| config.unwrap().update_schedule();
+        use burn_zero_offload::Schedule::{Delayed, ForwardOverlapped, Synchronous};
+        assert_eq!(schedule(config(&[])), Synchronous);
+        assert_eq!(
+            schedule(config(&["--schedule", "overlapped"])),
+            ForwardOverlapped
+        );
+        assert_eq!(schedule(delayed(&[])), Delayed { warmup: 40 });
+        let given = ["--delay-warmup", "7", "--delay-compensation", "0.5"];
+        let config = delayed(&given).unwrap();
+        assert_eq!(config.update_schedule(), Delayed { warmup: 7 });
+        assert_eq!(config.delay_compensation, Some(0.5));
+    }
+
+    #[test]
+    fn settings_of_another_schedule_are_refused() {
+        for (args, message) in [
+            (
+                "--delay-warmup 7",
+                "delay_warmup is for --schedule delayed alone",
+            ),
+            (
+                "--schedule overlapped --delay-compensation 1",
+                "delay_compensation is for --schedule delayed alone",
+            ),
+            (
+                "--schedule delayed --delay-warmup 0",
+                "0 is not one of 500 steps",
+            ),
+            ("--schedule delayed --steps 30", "40 is not one of 30 steps"),
+            (
+                "--schedule delayed --delay-compensation=-1",
+                "delay_compensation must be a number of at least 0",
+            ),
+            (
+                "--schedule delayed --no-offload",
+                "without offload updates are synchronous",
+            ),
+            ("--timeline t --no-offload", "cannot be used with"),
+            ("--timeline t --compare", "cannot be used with"),
+            (
+                "--compare-schedules --delay-warmup 7",
+                "cannot be used with",
+            ),
+            (
+                "--compare-schedules --compare-states",
+                "cannot be used with",
+            ),
+        ] {
+            let args: Vec<&str> = args.split(' ').collect();
+            let error = config(&args).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_timeline_needs_offload_also_if_a_file_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("settings.json");
+        fs::write(&file, r#"{"offload": false}"#).unwrap();
+        let error = config(&["--config", file.to_str().unwrap(), "--timeline", "t"]).unwrap_err();
+        assert!(error.to_string().contains("no timeline"), "{error}");
     }
 
     #[test]

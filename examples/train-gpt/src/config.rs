@@ -15,6 +15,10 @@ use crate::model::GptConfig;
 /// Tokens are bytes.
 pub const VOCAB: usize = 256;
 
+/// The first steps move the weights far, and a gradient that misses such an update points elsewhere. The
+/// ZeRO-Offload paper delays from step 40 on.
+const DELAY_WARMUP: u64 = 40;
+
 /// Everything that decides what a run computes.
 #[derive(Config, Debug, PartialEq)]
 pub struct TrainConfig {
@@ -60,6 +64,14 @@ pub struct TrainConfig {
     pub dtype: Precision,
     /// What master weights and Adam's moments are kept in; the library's default if left out.
     pub state: Option<State>,
+    /// When updates run; all but synchronous need offload.
+    #[config(default = "Schedule::Synchronous")]
+    pub schedule: Schedule,
+    /// Number of the first step whose update is delayed, 40 if left out; for the delayed schedule.
+    pub delay_warmup: Option<u64>,
+    /// How much gradients are corrected for the update they miss, not at all if left out; for the delayed
+    /// schedule.
+    pub delay_compensation: Option<f32>,
     /// Where to train.
     #[config(default = "Backend::Flex")]
     pub device: Backend,
@@ -124,6 +136,18 @@ impl State {
     }
 }
 
+/// When updates run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// Within the step.
+    Synchronous,
+    /// Behind the next forward pass, with the same results.
+    Overlapped,
+    /// Behind the next forward and backward pass: every gradient misses one update.
+    Delayed,
+}
+
 impl TrainConfig {
     /// The model these settings describe.
     pub fn model(&self) -> GptConfig {
@@ -139,6 +163,22 @@ impl TrainConfig {
     /// Steps over which the learning rate rises.
     pub fn warmup_steps(&self) -> usize {
         self.warmup.unwrap_or(self.steps / 10)
+    }
+
+    /// When updates run, as the library calls it.
+    pub fn update_schedule(&self) -> burn_zero_offload::Schedule {
+        match self.schedule {
+            Schedule::Synchronous => burn_zero_offload::Schedule::Synchronous,
+            Schedule::Overlapped => burn_zero_offload::Schedule::ForwardOverlapped,
+            Schedule::Delayed => burn_zero_offload::Schedule::Delayed {
+                warmup: self.first_delayed(),
+            },
+        }
+    }
+
+    /// Number of the first step whose update is delayed, where updates are.
+    fn first_delayed(&self) -> u64 {
+        self.delay_warmup.unwrap_or(DELAY_WARMUP)
     }
 
     /// Tokens in one optimizer step.
@@ -197,6 +237,35 @@ impl TrainConfig {
         ensure!(
             self.offload || self.state.is_none(),
             "without offload there is no state on the host: leave out --state or --no-offload"
+        );
+        self.validate_schedule()
+    }
+
+    fn validate_schedule(&self) -> Result<()> {
+        ensure!(
+            self.offload || self.schedule == Schedule::Synchronous,
+            "without offload updates are synchronous: leave out --schedule or --no-offload"
+        );
+        if self.schedule != Schedule::Delayed {
+            for (name, given) in [
+                ("delay_warmup", self.delay_warmup.is_some()),
+                ("delay_compensation", self.delay_compensation.is_some()),
+            ] {
+                ensure!(!given, "{name} is for --schedule delayed alone");
+            }
+            return Ok(());
+        }
+        let first = self.first_delayed();
+        ensure!(
+            (1..=self.steps as u64).contains(&first),
+            "delay_warmup is the number of the first step whose update is delayed, and {first} is not one of \
+             {} steps",
+            self.steps
+        );
+        let compensation = self.delay_compensation.unwrap_or_default();
+        ensure!(
+            compensation >= 0.0 && compensation.is_finite(),
+            "delay_compensation must be a number of at least 0, and is {compensation}"
         );
         Ok(())
     }

@@ -56,6 +56,26 @@ impl History {
         (largest, sum / f64::from(count.max(1)))
     }
 
+    /// Median time of a step, in seconds, if each had so many tokens.
+    pub fn median_step(&self, tokens: usize) -> f64 {
+        let mut speeds: Vec<f64> = self.points.iter().map(|p| p.tokens_per_second).collect();
+        speeds.sort_by(f64::total_cmp);
+        let median = speeds.get(speeds.len() / 2);
+        median.map_or(0.0, |speed| tokens as f64 / speed)
+    }
+
+    /// The first step, counted from one, whose losses in two runs are not the same bits. A step that one of
+    /// them has not taken counts.
+    pub fn first_difference(&self, other: &Self) -> Option<usize> {
+        let bits = |history: &Self, step: usize| {
+            let point = history.points.get(step);
+            point.map(|point| point.loss.to_bits())
+        };
+        let steps = self.points.len().max(other.points.len());
+        let differs = |&step: &usize| bits(self, step) != bits(other, step);
+        (0..steps).find(differs).map(|step| step + 1)
+    }
+
     /// A table with one line for each step, counted from one.
     pub fn to_csv(&self) -> String {
         let mut csv = format!("{HEADER}\n");
@@ -134,6 +154,23 @@ mod tests {
         );
         let smoothed = history(&[[4.0; 50], [2.0; 50]].concat()).smoothed();
         assert!(smoothed[50] < 4.0 && smoothed[99] > 2.0 && smoothed[99] < 2.2);
+    }
+
+    #[test]
+    fn the_first_different_bit_is_found() {
+        let first = history(&[5.0, 4.0, 3.0]);
+        assert_eq!(first.first_difference(&first), None);
+        let other = history(&[5.0, 4.0f32.next_up(), 3.0]);
+        assert_eq!(first.first_difference(&other), Some(2));
+        assert_eq!(first.first_difference(&history(&[5.0, 4.0])), Some(3));
+    }
+
+    #[test]
+    fn a_slow_step_does_not_move_the_median() {
+        let mut history = history(&[1.0; 5]);
+        history.points[1].tokens_per_second = 1.0;
+        assert_eq!(history.median_step(50), 0.5);
+        assert_eq!(History::default().median_step(50), 0.0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod args;
 mod checkpoint;
+mod compare;
 mod config;
 mod data;
 mod device;
@@ -16,6 +17,7 @@ mod optim;
 mod plot;
 mod progress;
 mod table;
+mod timeline;
 mod train;
 #[cfg(test)]
 mod turns;
@@ -24,15 +26,14 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::module::Module;
 use clap::Parser;
 
 use crate::args::Args;
 use crate::checkpoint::{Checkpoint, write_file};
-use crate::config::{Precision, State, TrainConfig};
+use crate::config::TrainConfig;
 use crate::data::Corpus;
-use crate::history::History;
 use crate::train::Run;
 
 fn main() -> ExitCode {
@@ -48,10 +49,13 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     interrupt::install()?;
     if args.compare {
-        return compare(args, &dtypes(), "compare.svg");
+        return compare::dtypes(args);
     }
     if args.compare_states {
-        return compare(args, &states(), "compare-states.svg");
+        return compare::states(args);
+    }
+    if args.compare_schedules {
+        return compare::schedules(args);
     }
     let config = settings(args, &args.out)?;
     let corpus = load_text(&config)?;
@@ -95,10 +99,16 @@ fn train(args: &Args, config: TrainConfig, corpus: &Corpus, out: &Path) -> Resul
     );
 
     // Now rather than after the training, when it would be lost.
-    fs::create_dir_all(out)
-        .with_context(|| format!("cannot make the directory {}", out.display()))?;
+    let beside = args.timeline.as_deref().and_then(Path::parent);
+    for directory in [Some(out), beside].into_iter().flatten() {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    }
     run.train(corpus, out)?;
     write_file(&out.join("loss.csv"), &run.state.history.to_csv())?;
+    if let (Some(prefix), Some(trace)) = (&args.timeline, run.trace()) {
+        timeline::write(&trace, prefix)?;
+    }
     if !run.finished() {
         println!(
             "Stopped after step {} of {}: the same command with --resume goes on from there",
@@ -152,81 +162,5 @@ fn report(run: &Run, corpus: &Corpus, out: &Path) -> Result<()> {
         .map(|memory| (memory, description.as_str()));
     println!("{}", table::memory_table(run.model.num_params(), memory));
     println!("Wrote {} and the checkpoint beside it", picture.display());
-    Ok(())
-}
-
-/// Runs to compare: the name of each, and how its settings differ. The first is the reference.
-type Variants = Vec<(&'static str, fn(TrainConfig) -> TrainConfig)>;
-
-/// Every dtype on the device.
-fn dtypes() -> Variants {
-    vec![
-        ("f32", |config| config.with_dtype(Precision::F32)),
-        ("bf16", |config| config.with_dtype(Precision::Bf16)),
-        ("f16", |config| config.with_dtype(Precision::F16)),
-    ]
-}
-
-/// Every way to keep the state on the host.
-fn states() -> Variants {
-    fn state(config: TrainConfig, state: State) -> TrainConfig {
-        config.with_dtype(Precision::Bf16).with_state(Some(state))
-    }
-    vec![
-        (State::Full.name(), |config| state(config, State::Full)),
-        (State::Split.name(), |config| state(config, State::Split)),
-        (State::Bf16.name(), |config| state(config, State::Bf16)),
-        (State::Int8.name(), |config| state(config, State::Int8)),
-        (State::Int8Master24.name(), |config| {
-            state(config, State::Int8Master24)
-        }),
-    ]
-}
-
-/// Train every variant, and compare the losses.
-fn compare(args: &Args, variants: &Variants, picture: &str) -> Result<()> {
-    let mut runs: Vec<(&str, History)> = Vec::new();
-    let mut reference_loss = None;
-    for (name, variant) in variants {
-        let out = args.out.join(name);
-        // A comparison that was stopped has finished, unfinished and missing runs.
-        let config = if args.resume && Checkpoint::exists(&out) {
-            settings(args, &out)?
-        } else {
-            variant(args.train_config()?)
-        };
-        let corpus = load_text(&config)?;
-        let Some(run) = train(args, config, &corpus, &out)? else {
-            return Ok(());
-        };
-        let model = run.model.valid();
-        let device = run.state.config.device.device()?;
-        if let Some(loss) = evaluate::validation_loss(&model, &corpus, &run.state.config, &device)?
-        {
-            let reference = *reference_loss.get_or_insert(loss);
-            let difference = 100.0 * (loss / reference - 1.0);
-            let first = variants.first().map_or("", |(name, _)| name);
-            println!("Validation loss: {loss:.4} nats per byte, {difference:+.2} % of {first}'s\n");
-        }
-        runs.push((name, run.state.history));
-    }
-
-    let Some(((first, reference), others)) = runs.split_first() else {
-        bail!("there is nothing to compare");
-    };
-    for (name, history) in others {
-        let (largest, mean) = reference.distance(history);
-        println!(
-            "Smoothed loss of {name} against {first}: {largest:.4} apart at most, {mean:.4} on \
-             average"
-        );
-    }
-    let curves: Vec<_> = runs
-        .iter()
-        .map(|(name, history)| (*name, history))
-        .collect();
-    let picture = args.out.join(picture);
-    write_file(&picture, &plot::loss_curves(&curves))?;
-    println!("Wrote {}", picture.display());
     Ok(())
 }

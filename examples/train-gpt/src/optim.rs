@@ -46,7 +46,9 @@ pub fn optimizer(
         .with_dtype(config.dtype.float_dtype())
         .with_state_precision(config.state.map(State::precision))
         .with_seed(config.seed)
-        .with_max_grad_norm((limit > 0.0).then_some(limit));
+        .with_max_grad_norm((limit > 0.0).then_some(limit))
+        .with_schedule(config.update_schedule())
+        .with_delay_compensation(config.delay_compensation);
     let (model, offload) = decayed
         .with_offload(offload)
         .with_group(undecayed_group, undecayed)

@@ -1,6 +1,8 @@
-//! Where the state of the model lives, with and without offload.
+//! Where the state of the model lives, with and without offload, and what schedules of updates come to.
 
 use burn_zero_offload::MemoryReport;
+
+use crate::timeline::Updates;
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -27,7 +29,8 @@ pub fn memory_table(parameters: usize, offload: Option<(&MemoryReport, &str)>) -
         });
         rows.push(Row {
             setup: format!("this run: {run}, on the host"),
-            weights: 0,
+            // Delayed updates wait there for the next step.
+            weights: memory.host_waiting,
             gradients: memory.host_gradients,
             master: memory.host_master,
             moments: memory.host_moments,
@@ -79,6 +82,53 @@ pub fn memory_table(parameters: usize, offload: Option<(&MemoryReport, &str)>) -
     align(&lines)
 }
 
+/// A run with one schedule of its updates.
+pub struct ScheduleRow {
+    pub name: &'static str,
+    /// In nats per byte.
+    pub validation_loss: Option<f64>,
+    /// In percent of that of the synchronous run.
+    pub difference: Option<f64>,
+    /// Median time of a step, in seconds.
+    pub step: f64,
+    pub updates: Option<Updates>,
+}
+
+/// What every schedule came to.
+pub fn schedule_table(rows: &[ScheduleRow]) -> String {
+    fn or_dash(text: Option<String>) -> String {
+        text.unwrap_or_else(|| "-".into())
+    }
+    let mut lines = vec![
+        [
+            "Schedule",
+            "validation loss",
+            "difference",
+            "step, median",
+            "updates in it",
+            "waited for",
+        ]
+        .map(String::from),
+    ];
+    lines.extend(rows.iter().map(|row| {
+        [
+            row.name.into(),
+            or_dash(row.validation_loss.map(|loss| format!("{loss:.4}"))),
+            or_dash(row.difference.map(|percent| format!("{percent:+.2} %"))),
+            format!("{:.1} ms", 1e3 * row.step),
+            or_dash(row.updates.map(|updates| {
+                let took = updates.took.as_secs_f64();
+                format!("{:.2} ms", 1e3 * took)
+            })),
+            or_dash(
+                row.updates
+                    .map(|updates| format!("{:.0} %", 100.0 * updates.exposed)),
+            ),
+        ]
+    }));
+    align(&lines)
+}
+
 fn mebibytes(bytes: usize) -> String {
     match bytes {
         0 => "-".into(),
@@ -108,7 +158,35 @@ fn align<const COLUMNS: usize>(lines: &[[String; COLUMNS]]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn what_is_not_known_is_a_dash() {
+        let row = |updates| ScheduleRow {
+            name: "delayed",
+            validation_loss: Some(2.5),
+            difference: Some(0.125),
+            step: 0.25,
+            updates,
+        };
+        let updates = Updates {
+            took: Duration::from_millis(12),
+            exposed: 0.345,
+        };
+        let table = schedule_table(&[row(Some(updates)), row(None)]);
+        let cells: Vec<Vec<&str>> = table
+            .lines()
+            .map(|line| line.split("  ").filter(|cell| !cell.is_empty()).collect())
+            .collect();
+        let trimmed = |line: usize| cells[line].iter().map(|c| c.trim()).collect::<Vec<_>>();
+        let known = [
+            "delayed", "2.5000", "+0.12 %", "250.0 ms", "12.00 ms", "34 %",
+        ];
+        assert_eq!(trimmed(1), known);
+        assert_eq!(trimmed(2)[4..], ["-", "-"]);
+    }
 
     #[test]
     fn without_offload_a_parameter_takes_sixteen_bytes_on_the_device() {

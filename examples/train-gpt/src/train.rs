@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_zero_offload::{MemoryReport, Offload};
+use burn_zero_offload::{MemoryReport, Offload, Trace};
 
 use crate::checkpoint::{Checkpoint, State};
-use crate::config::TrainConfig;
+use crate::config::{Schedule, TrainConfig};
 use crate::data::Corpus;
 use crate::history::{History, Point};
 use crate::interrupt;
@@ -83,7 +83,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Train until the last step or Ctrl-C, then save a checkpoint in `out`.
+    /// Train until the last step or Ctrl-C, then finish all updates and save a checkpoint in `out`.
     ///
     /// # Errors
     ///
@@ -100,7 +100,25 @@ impl Run {
             );
         }
         progress.finish();
+        self.settle()?;
         self.save(out)
+    }
+
+    /// Finish the updates that are pending, and have the model hold them.
+    ///
+    /// With the delayed schedule the model lacks the last update. Between two steps that is as it should be:
+    /// the next forward pass computes with the same weights, and `valid()` evaluates what it will see. After
+    /// the last step nothing would ever put the update into the model, while the checkpoint has it. A run that
+    /// goes on from here has a gradient that misses no update, as one that is resumed has.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an update did.
+    fn settle(&mut self) -> Result<()> {
+        if let Some(offload) = &self.offload {
+            self.model = offload.settle(self.model.clone())?;
+        }
+        Ok(())
     }
 
     /// Save a checkpoint in `out`.
@@ -115,7 +133,14 @@ impl Run {
     /// How the weights are kept, in a few words.
     pub fn description(&self) -> String {
         match &self.offload {
-            Some(offload) => format!("{:?} with offload", offload.dtype()).to_lowercase(),
+            Some(offload) => {
+                let updates = match self.state.config.schedule {
+                    Schedule::Synchronous => "",
+                    Schedule::Overlapped => ", updates overlapped",
+                    Schedule::Delayed => ", updates delayed",
+                };
+                format!("{:?} with offload{updates}", offload.dtype()).to_lowercase()
+            }
             None => "f32 without offload".into(),
         }
     }
@@ -128,6 +153,11 @@ impl Run {
             let (scale, skips) = (report.next_loss_scale, report.skips);
             format!("Loss scale: {scale} in the end, {skips} steps skipped on the way to it")
         })
+    }
+
+    /// What the library wrote down of the steps of this process, if there is offload.
+    pub fn trace(&self) -> Option<Trace> {
+        self.offload.as_ref().map(Offload::trace)
     }
 
     /// Whether all steps are taken.
@@ -183,12 +213,15 @@ impl Run {
 }
 
 #[cfg(test)]
+mod schedules;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Precision;
     use crate::turns::turn;
 
-    fn config() -> TrainConfig {
+    pub fn config() -> TrainConfig {
         TrainConfig::new()
             .with_layers(1)
             .with_width(16)
@@ -199,11 +232,11 @@ mod tests {
             .with_warmup(Some(1))
     }
 
-    fn corpus() -> Corpus {
+    pub fn corpus() -> Corpus {
         Corpus::split(b"Every text is a good text to test with. ".repeat(40), 8).unwrap()
     }
 
-    fn losses(run: &Run) -> Vec<f64> {
+    pub fn losses(run: &Run) -> Vec<f64> {
         run.state.history.losses()
     }
 
@@ -215,6 +248,7 @@ mod tests {
         for config in [
             half.clone(),
             half.with_dtype(Precision::F16),
+            config().with_schedule(Schedule::Overlapped),
             config().with_offload(false),
         ] {
             let dir = tempfile::tempdir().unwrap();
