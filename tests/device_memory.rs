@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_zero_offload::{InPlace, Offload, OffloadConfig, WithOffload};
+use burn_zero_offload::{InPlace, Offload, OffloadConfig, Schedule, WithOffload};
 
 use common::{config, param, tensor};
 
@@ -261,6 +261,80 @@ fn backward_holds_half_weights_activations_the_budget_and_one_gradient() {
         "{learner:?}"
     );
     assert!(each(plain.step) >= 16.0, "{plain:?}");
+}
+
+/// How the training loop holds its model in a step.
+#[derive(Clone, Copy, Debug)]
+enum Keeping {
+    /// Gives it away.
+    Nothing,
+    /// Keeps a clone, as `Learner` does.
+    Old,
+    /// The same, wrapped in `InPlace`.
+    Shared,
+}
+
+/// The most the device holds in rounds two to four.
+fn peak_of(schedule: Schedule, keeping: Keeping, device: &Device) -> u64 {
+    fn rounds<M: Module>(
+        mut model: M,
+        mut optimizer: ModuleOptimizer,
+        keep: bool,
+        loss: impl Fn(&M) -> Tensor<1>,
+        device: &Device,
+    ) -> u64 {
+        let mut peak = None;
+        for round in 1..=4 {
+            if round == 2 {
+                peak = Some(Peak::watch(device));
+            }
+            let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+            let old = keep.then(|| model.clone());
+            model = optimizer.step(1e-3, model, grads);
+            drop(old);
+        }
+        peak.map_or(0, |peak| peak.end(device))
+    }
+    let config = config(FloatDType::F16)
+        .with_schedule(schedule)
+        .with_in_flight(Some(SMALLER_BUDGET as usize));
+    let (model, offload) = offloaded(Stack::new(10, SMALLER, device), config);
+    let input = tensor::<2>([1, SMALLER], 99, device).cast(FloatDType::F16);
+    let loss = |model: &Stack| model.loss(input.clone());
+    let optimizer = offload.optimizer();
+    match keeping {
+        Keeping::Nothing => rounds(model, optimizer, false, loss, device),
+        Keeping::Old => rounds(model, optimizer, true, loss, device),
+        Keeping::Shared => {
+            let model = InPlace::new(model);
+            rounds(model, optimizer, true, |model| model.with(loss), device)
+        }
+    }
+}
+
+const SMALLER: usize = 512;
+const SMALLER_BUDGET: u64 = 4 * (SMALLER * SMALLER) as u64;
+
+/// No schedule has a second set of weights on the device, nor more than the budget besides.
+#[test]
+fn no_schedule_holds_more_than_the_synchronous_one_and_the_budget() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    for keeping in [Keeping::Nothing, Keeping::Old, Keeping::Shared] {
+        let peak = |schedule| {
+            let base = in_use(&device);
+            peak_of(schedule, keeping, &device) - base
+        };
+        let synchronous = peak(Schedule::Synchronous);
+        for schedule in [Schedule::ForwardOverlapped, Schedule::Delayed { warmup: 1 }] {
+            let other = peak(schedule);
+            println!("{keeping:?}, {schedule:?}: {other} bytes, synchronous {synchronous}");
+            assert!(
+                other <= synchronous + SMALLER_BUDGET + SLACK,
+                "{keeping:?}, {schedule:?}: {other} bytes, synchronous {synchronous}"
+            );
+        }
+    }
 }
 
 /// acceptance.md, memory 74: 1000 steps, device and host.

@@ -11,4 +11,5 @@ mod fixture;
 mod interrupted;
 mod overlap;
 mod schedules;
+mod simulated;
 mod verify;

@@ -1,6 +1,8 @@
 //! Gradients on the host, from their arrival to the step that consumes them.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytemuck::AnyBitPattern;
 use parking_lot::Mutex;
@@ -85,6 +87,25 @@ pub(crate) struct Collected {
     scale: f32,
     /// Sum of squares of the values, once it is known.
     squares: Option<f64>,
+    /// Counts its memory while it is out of the store.
+    taken: Option<Taken>,
+}
+
+/// Bytes of memory that somebody has taken out of the store, counted while this lives.
+#[derive(Debug)]
+struct Taken(Arc<AtomicUsize>, usize);
+
+impl Taken {
+    fn of(count: &Arc<AtomicUsize>, bytes: usize) -> Self {
+        count.fetch_add(bytes, Ordering::Relaxed);
+        Self(count.clone(), bytes)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl Collected {
@@ -134,6 +155,8 @@ impl Collected {
 #[derive(Debug)]
 pub(crate) struct GradientStore {
     slots: Vec<Mutex<Place>>,
+    /// Bytes of memory that updates have taken.
+    taken: Arc<AtomicUsize>,
     simd: SimdLevel,
 }
 
@@ -217,6 +240,7 @@ fn add_to(place: &mut Place, contribution: Contribution<'_>, prepare: impl FnOnc
         gradient,
         scale,
         squares: None,
+        taken: None,
     });
 }
 
@@ -225,6 +249,7 @@ impl GradientStore {
     pub(crate) fn new(slots: usize, simd: SimdLevel) -> Self {
         Self {
             slots: (0..slots).map(|_| Mutex::default()).collect(),
+            taken: Arc::default(),
             simd,
         }
     }
@@ -280,6 +305,7 @@ impl GradientStore {
                         gradient: Gradient::Sum(sum),
                         scale: new.scale,
                         squares: None,
+                        taken: None,
                     })
                 }
             };
@@ -313,6 +339,7 @@ impl GradientStore {
     pub(crate) fn take(&self, slot: usize) -> Option<(Collected, Judgement)> {
         let mut sealed = self.slots[slot].lock().sealed.take()?;
         let judgement = sealed.judge(self.simd, None);
+        sealed.taken = Some(Taken::of(&self.taken, sealed.gradient.capacity()));
         Some((sealed, judgement))
     }
 
@@ -350,15 +377,14 @@ impl GradientStore {
             .sum()
     }
 
-    /// Bytes of memory kept for gradients, in use now or not.
+    /// Bytes of memory kept for gradients, in use now or not, those that updates have taken included.
     pub(crate) fn capacity(&self) -> usize {
         let places = self.slots.iter().map(|place| place.lock());
-        places
-            .map(|place| {
-                let kept = place.held().chain(&place.spare);
-                kept.map(Gradient::capacity).sum::<usize>()
-            })
-            .sum()
+        let here = places.map(|place| {
+            let kept = place.held().chain(&place.spare);
+            kept.map(Gradient::capacity).sum::<usize>()
+        });
+        here.sum::<usize>() + self.taken.load(Ordering::Relaxed)
     }
 }
 

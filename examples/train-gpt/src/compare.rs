@@ -10,10 +10,10 @@ use crate::history::History;
 use crate::timeline::{self, Updates};
 use crate::{evaluate, load_text, plot, settings, table, train};
 
-/// Strength of the correction of delayed gradients in the comparison. Gradients of single weights are some
-/// thousandths and less, and updates under Adam as large as the learning rate: a smaller number would be lost in
-/// rounding.
-const COMPENSATION: f32 = 1e4;
+/// Strength of the correction of delayed gradients in the comparison. Gradients of single weights are
+/// thousandths and less here, and updates under Adam as small as the learning rate: of this size the correction
+/// can first be seen in the loss, while 1000 changes its fourth digit.
+const COMPENSATION: f32 = 1e5;
 
 /// Runs to compare: the name of each, and how its settings differ. The first is the reference.
 type Variants = Vec<(&'static str, fn(TrainConfig) -> TrainConfig)>;

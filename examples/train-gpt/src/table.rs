@@ -31,7 +31,8 @@ pub fn memory_table(parameters: usize, offload: Option<(&MemoryReport, &str)>) -
             setup: format!("this run: {run}, on the host"),
             // Delayed updates wait there for the next step.
             weights: memory.host_waiting,
-            gradients: memory.host_gradients,
+            // A delayed schedule has two sets of them.
+            gradients: memory.host_gradient_buffers,
             master: memory.host_master,
             moments: memory.host_moments,
         });
