@@ -14,7 +14,7 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_zero_offload::optimize::Rule;
 use burn_zero_offload::optimize::rules::{Adam, AmsGrad, Lion, Momentum, WeightDecay};
 use burn_zero_offload::{
-    Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, WithOffload,
+    Accumulation, DynamicLossScaleConfig, LossScaleConfig, OffloadConfig, Schedule, WithOffload,
 };
 
 use crate::common::reference::{self, Ended, Parameter, PlainLoop, add, image};
@@ -263,7 +263,7 @@ fn plain_loop(dtype: FloatDType, device: &Device) -> End {
 const FIRST_SCALE: f32 = 4_194_304.0;
 const GROWTH: usize = 7;
 
-fn offloaded(dtype: FloatDType, threads: usize, device: &Device) -> End {
+fn offloaded(dtype: FloatDType, threads: usize, schedule: Schedule, device: &Device) -> End {
     let group = |name: &str| ParamGroup::from_path(name);
     let dynamic = DynamicLossScaleConfig::new()
         .with_initial(FIRST_SCALE)
@@ -272,6 +272,7 @@ fn offloaded(dtype: FloatDType, threads: usize, device: &Device) -> End {
         .with_dtype(Some(dtype))
         .with_full_precision(Some(group("head")))
         .with_threads(Some(threads))
+        .with_schedule(schedule)
         .with_loss_scale(Some(LossScaleConfig::Dynamic(dynamic)))
         .with_max_grad_norm(Some(MAX_NORM as f32))
         .with_accumulation(Accumulation::Mean)
@@ -352,7 +353,8 @@ fn assert_same(got: &End, expected: &End) {
     }
 }
 
-fn assert_same_for_every_thread_count(dtype: FloatDType, device: &Device, threads: &[usize]) {
+fn assert_same_for_every_thread_count(dtype: FloatDType) {
+    let device = &Device::flex().autodiff();
     let expected = plain_loop(dtype, device);
     let natural = expected
         .skipped
@@ -370,27 +372,29 @@ fn assert_same_for_every_thread_count(dtype: FloatDType, device: &Device, thread
     assert!(expected.skipped.len() < 40, "{:?}", expected.skipped);
     let clipped = expected.clipped.len();
     assert!((10..90).contains(&clipped), "{clipped} rounds were clipped");
-    for &threads in threads {
-        assert_same(&offloaded(dtype, threads, device), &expected);
+    for threads in [1, 2, 8] {
+        let delayed = Schedule::Delayed { warmup: u64::MAX };
+        for schedule in [Schedule::Synchronous, Schedule::ForwardOverlapped, delayed] {
+            let got = offloaded(dtype, threads, schedule, device);
+            assert_same(&got, &expected);
+        }
     }
 }
 
 /// Clipping of all and of one, dynamic scaling with forced overflows, means over 4 passes, groups of four
-/// rules, a tied weight, a frozen one, one in f32, one that is not always used; 100 rounds.
+/// rules, a tied weight, a frozen one, one in f32, one that is not always used; 100 rounds, every schedule that is
+/// exact.
 #[test]
 fn f16_with_everything_on_equals_the_plain_loop() {
-    let device = Device::flex().autodiff();
-    assert_same_for_every_thread_count(FloatDType::F16, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::F16);
 }
 
 #[test]
 fn bf16_with_everything_on_equals_the_plain_loop() {
-    let device = Device::flex().autodiff();
-    assert_same_for_every_thread_count(FloatDType::BF16, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::BF16);
 }
 
 #[test]
 fn f32_with_everything_on_equals_the_plain_loop() {
-    let device = Device::flex().autodiff();
-    assert_same_for_every_thread_count(FloatDType::F32, &device, &[1, 2, 8]);
+    assert_same_for_every_thread_count(FloatDType::F32);
 }

@@ -18,7 +18,7 @@ use burn::train::{
     InferenceStep, Learner, LearnerModel, RegressionOutput, SupervisedTraining, TrainOutput,
     TrainStep,
 };
-use burn_zero_offload::{LossScaleConfig, Offload, WithOffload};
+use burn_zero_offload::{LossScaleConfig, Offload, Schedule, WithOffload};
 
 use crate::common::{assert_models_close, config, devices, param, values, weights};
 
@@ -141,10 +141,13 @@ fn adamw() -> AdamWConfig {
 }
 
 fn offloaded(dtype: FloatDType, device: &Device) -> (Net, ModuleOptimizer) {
-    let (model, offload) = adamw()
-        .with_offload(config(dtype))
-        .init(Net::new(device))
-        .unwrap();
+    scheduled(dtype, Schedule::Synchronous, device)
+}
+
+fn scheduled(dtype: FloatDType, schedule: Schedule, device: &Device) -> (Net, ModuleOptimizer) {
+    let config = config(dtype).with_schedule(schedule);
+    let made = adamw().with_offload(config).init(Net::new(device));
+    let (model, offload) = made.unwrap();
     (model, offload.optimizer())
 }
 
@@ -196,6 +199,33 @@ fn a_run_resumes_from_the_learners_checkpoint() {
                 weights(&resumed),
                 weights(&stretch.launch(model, optimizer))
             );
+        }
+    }
+}
+
+/// Validation, checkpoints and the clone that the learner keeps meet updates that are still running; with an
+/// update pending for a round, it is no other run whether a checkpoint is taken or not.
+#[test]
+fn schedules_run_under_the_learner() {
+    for device in devices() {
+        let run = |schedule, accumulation| {
+            let folder = tempfile::tempdir().unwrap();
+            let run = Run {
+                folder: folder.path(),
+                epochs: 2,
+                accumulation,
+                resume: None,
+            };
+            let (model, optimizer) = scheduled(FloatDType::BF16, schedule, &device);
+            let model = run.launch(model, optimizer);
+            weights(&Net::new(&Device::flex()).load_record(model.into_record()))
+        };
+        for accumulation in [1, 4] {
+            let synchronous = run(Schedule::Synchronous, accumulation);
+            assert_eq!(run(Schedule::ForwardOverlapped, accumulation), synchronous);
+            let delayed = run(Schedule::Delayed { warmup: 2 }, accumulation);
+            assert_ne!(delayed, synchronous);
+            assert_eq!(run(Schedule::Delayed { warmup: 2 }, accumulation), delayed);
         }
     }
 }

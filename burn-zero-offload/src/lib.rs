@@ -75,6 +75,18 @@
 //! `Lion`, `AdaGrad` and `RmsProp`, and [your own](optimize::Rule). [`Offload::report`] tells what every
 //! round came to; `OffloadConfig::with_verify(true)` checks every step.
 //!
+//! # Schedules
+//!
+//! [`Schedule`] says when updates run. By default `step` returns with the new weights. With
+//! [`Schedule::ForwardOverlapped`] it returns after the verdict, and updates run behind the next forward pass, in
+//! the order in which that uses the parameters: the same bits, with the CPU step hidden. [`Schedule::Delayed`] is
+//! the paper's delayed parameter update, which hides it behind backward, too, at the price of gradients that miss one
+//! update.
+//!
+//! Every `param.val()` waits for its own parameter, and so do records, validation copies and whatever else
+//! reads weights; [`Offload::flush`] waits for all of them. [`Offload::trace`] is the timeline of it all, for
+//! Perfetto or as a picture; [`StepReport`] says how much of the updates was exposed, and what was waited for.
+//!
 //! # What holds
 //!
 //! * Results do not depend on threads, tiles and instruction sets, also where state is rounded at random, and a
@@ -119,7 +131,9 @@
 //! What a correct program can meet is an [`OffloadError`]. Burn's optimizer and record interfaces
 //! return no errors; one that happens there becomes a panic with the same sentence. A failed download
 //! is noticed before any weight changes; [`Offload::flush`] reports it before `step` does. A panic in a
-//! thread that reads gradients or sends weights is caught and reported the same way.
+//! thread that reads gradients, updates or sends weights is caught and reported the same way. An update behind the
+//! training loop that fails is told to whoever meets its parameter next; older clones of the model and records go
+//! on.
 //!
 //! [arXiv 2101.06840]: https://arxiv.org/abs/2101.06840
 //! [Burn]: https://burn.dev
