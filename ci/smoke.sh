@@ -32,6 +32,8 @@ step "benchmark transfer, small"
 cargo bench -p burn-zero-offload --bench transfer -- 1 3
 step "benchmark tensors, small"
 cargo bench -p burn-zero-offload --bench tensors -- 100 64
+step "benchmark schedules, small"
+cargo bench -p burn-zero-offload --bench schedules -- 5 64 2 50
 step "benchmark step, small"
 cargo bench -p burn-zero-offload --bench step -- 20 64 2
 step "example gpu-check on Flex, small"

@@ -72,6 +72,8 @@ impl GradientSink for Log {
         true
     }
 
+    fn moved(&self, _: usize, _: &Device) {}
+
     fn is_ahead(&self, _: usize) -> bool {
         false
     }

@@ -27,20 +27,19 @@ impl GradientTap {
     }
 }
 
-/// By hand, since copies of the model read what the parameter holds: where they are for use elsewhere it
-/// has to be there.
+/// By hand: copies of the model take over what the parameter holds, which has to be there by then.
 impl Module for GradientTap {
     fn collect_devices(&self, devices: Devices) -> Devices {
         devices
     }
 
-    fn fork(self, _: &Device) -> Self {
-        self.wait();
-        self
+    fn fork(self, device: &Device) -> Self {
+        self.to_device(device)
     }
 
-    fn to_device(self, _: &Device) -> Self {
-        self.wait();
+    fn to_device(self, device: &Device) -> Self {
+        // Burn has moved the weights already.
+        self.target.passes.sink.moved(self.target.slot, device);
         self
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
 use super::pass::Passes;
@@ -33,6 +34,13 @@ pub(crate) trait GradientSink: Send + Sync {
     /// Waits until the weights of the parameter in `slot` can be used. `tracked` if a forward pass uses them
     /// that will run backward. `false` if their update failed: only older clones can be used then.
     fn ready(&self, slot: usize, tracked: bool) -> bool;
+
+    /// The tensor that the model holds for the parameter in `slot` has been copied to `device`, or is there.
+    ///
+    /// # Panics
+    ///
+    /// If it was copied before its update had arrived.
+    fn moved(&self, slot: usize, device: &Device);
 
     /// Whether the model's own tensor for the parameter in `slot` may be behind its newest weights, or may
     /// have failed.

@@ -135,6 +135,7 @@ impl Engine {
             _updater: updater,
             downloader,
             order: ForwardOrder::new(count),
+            target: target.clone(),
             core,
             kept: options.kept,
             round: Mutex::new(round),

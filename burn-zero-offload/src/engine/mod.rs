@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::tensor::kind::BridgeTensor;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use parking_lot::Mutex;
 
 use crate::capture::{DeviceGradient, GradientSink, placeholder_shape};
@@ -37,7 +37,7 @@ use crate::layout::SlotLayout;
 use crate::optimize::{SimdLevel, StatePrecision};
 use crate::rank::with_rank;
 use crate::report::{MemoryReport, StepReport, Trace};
-use crate::upload;
+use crate::upload::{self, Target};
 
 use self::core::{Core, Held};
 use order::ForwardOrder;
@@ -57,6 +57,8 @@ pub(crate) struct Engine {
     downloader: Downloader,
     core: Arc<Core>,
     order: ForwardOrder,
+    /// Where the weights are.
+    target: Target,
     /// What the optimizer's own parameters are kept in.
     kept: StatePrecision,
     round: Mutex<Round>,
@@ -193,6 +195,10 @@ impl GradientSink for Engine {
 
     fn ready(&self, slot: usize, tracked: bool) -> bool {
         self.use_weights(slot, tracked)
+    }
+
+    fn moved(&self, slot: usize, device: &Device) {
+        self.check_move(slot, device);
     }
 
     fn is_ahead(&self, slot: usize) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::core::{Ahead, Held, Slot};
 use super::queue::Until;
@@ -27,6 +27,20 @@ impl Engine {
             false => Until::Visible,
         };
         self.wait(slot, until, Work::WaitForward).is_ok()
+    }
+
+    /// The tensor of `slot` is on `device` now. On Flex whoever copies it waits for it; other devices copy what
+    /// there is.
+    pub(super) fn check_move(&self, slot: usize, device: &Device) {
+        let late = !matches!(self.core.updates.reached(slot, Until::Visible), Ok(true));
+        let _ = self.settled(slot);
+        let elsewhere = *self.target.device() != device.clone().inner();
+        assert!(
+            !(late && elsewhere && self.target.takes_tiles()),
+            "the model was moved to another device before the update of `{}` had arrived. Call \
+             `Offload::flush` first",
+            self.layout(slot).path
+        );
     }
 
     /// From here on, uses of parameters see the delayed updates of rounds before `round`, also those of

@@ -176,11 +176,11 @@ impl Core {
             Ok(())
         };
         self.updates.sending(slot);
+        self.meter.waited_for_upload(round, upload.waited());
         let Some(check) = check else {
             // What is counted is counted before anybody can know that the work is done.
             then(self);
-            let waited = upload.land(Box::new(move |result| updates.done(slot, sent(result))));
-            self.meter.waited_for_upload(round, waited);
+            upload.land(Box::new(move |result| updates.done(slot, sent(result))));
             return Ok(());
         };
         let (tell, told) = std::sync::mpsc::channel();

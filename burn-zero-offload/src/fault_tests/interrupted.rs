@@ -17,8 +17,10 @@ fn with(schedule: Schedule) -> OffloadConfig {
 
 const BEHIND: [Schedule; 2] = [Schedule::ForwardOverlapped, Schedule::Delayed { warmup: 1 }];
 
+type Place = fn(Boundary) -> bool;
+
 /// Fails once armed, at the places that `at` names.
-fn faulty(panic: bool, at: fn(Boundary) -> bool) -> (Arc<Hook>, Arc<AtomicBool>) {
+fn faulty(panic: bool, at: Place) -> (Arc<Hook>, Arc<AtomicBool>) {
     let armed = Arc::new(AtomicBool::new(false));
     let hook: Arc<Hook> = Arc::new({
         let armed = armed.clone();
@@ -47,7 +49,7 @@ fn assert_refused<R>(what: impl FnOnce() -> R) {
 /// meets the parameter, nothing hangs, and older clones and records go on.
 #[test]
 fn a_failed_update_is_told_to_whoever_meets_it() {
-    let places: [(bool, fn(Boundary) -> bool); 3] = [
+    let places: [(bool, Place); 3] = [
         (true, |b| matches!(b, Boundary::Stepped { slot: 0, .. })),
         (true, |b| matches!(b, Boundary::Sent { slot: 0, .. })),
         (false, |b| matches!(b, Boundary::Sent { slot: 0, .. })),
@@ -108,7 +110,7 @@ fn a_failed_update_is_told_to_whoever_meets_it() {
 /// The engine is dropped while a step, or an upload, is under way: it ends when that does.
 #[test]
 fn dropping_in_the_middle_of_an_update_ends_cleanly() {
-    let places: [fn(Boundary) -> bool; 3] = [
+    let places: [Place; 3] = [
         |b| matches!(b, Boundary::Stepped { slot: 0, .. }),
         |b| matches!(b, Boundary::Sent { slot: 1, .. }),
         |b| matches!(b, Boundary::HandedBack { slot: 3 }),

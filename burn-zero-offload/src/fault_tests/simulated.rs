@@ -15,8 +15,8 @@ use crate::boundary::{Boundaries, Boundary, Hook};
 use crate::{Schedule, StepReport, Trace, WithOffload, Work};
 
 const LAYERS: usize = 24;
-/// Small: what costs time is to be the sleep.
-const WIDTH: usize = 2048;
+/// Small, as what costs time is to be the sleep, but more than is handed over without another thread.
+const WIDTH: usize = 40_000;
 /// Gradients in flight.
 const AHEAD: usize = 4;
 const ROUNDS: usize = 5;
@@ -94,7 +94,7 @@ fn train(schedule: Schedule, costs: Costs) -> Shown {
         for layer in &model.layers {
             let w = layer.val();
             Costs::sleep(costs.forward);
-            loss = loss + (w.clone() * w).slice([0..64]).cast(FloatDType::F32).sum();
+            loss = loss + (w.clone() * w).narrow(0, 0, 64).cast(FloatDType::F32).sum();
         }
         losses.push(loss.clone().try_into_vec_as::<f32>().unwrap()[0].to_bits());
         // The round before is complete now.

@@ -23,12 +23,17 @@ const QUEUE: usize = 1;
 /// Parameters whose last tile has left and whose landing is waited for together.
 const LANDINGS: usize = 32;
 
+/// Bytes up to which weights on the host are handed over by the thread that computed them.
+const HERE: usize = 64 << 10;
+
 /// Dropping it lets the thread finish what it was given, then joins it.
 pub(super) struct Sender {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
     /// The CubeCL stream of the thread.
     stream: StreamId,
+    boundaries: Boundaries,
+    trace: Arc<Recorder>,
 }
 
 enum Job {
@@ -92,14 +97,19 @@ impl Sender {
         let (tell, told) = channel();
         let thread = std::thread::Builder::new()
             .name("offload-upload".into())
-            .spawn(move || {
-                let _ = tell.send(StreamId::current());
-                run(queue, &boundaries, &trace);
+            .spawn({
+                let (boundaries, trace) = (boundaries.clone(), trace.clone());
+                move || {
+                    let _ = tell.send(StreamId::current());
+                    run(queue, &boundaries, &trace);
+                }
             })?;
         Ok(Self {
             jobs: Some(jobs),
             thread: Some(thread),
             stream: told.recv().map_err(io::Error::other)?,
+            boundaries,
+            trace,
         })
     }
 
@@ -117,13 +127,22 @@ impl Sender {
         precision: Precision,
     ) -> Option<Tiles<'_>> {
         let to = Unwritten::new(target, shape, precision)?;
-        self.fill(to, (slot, round))
+        self.fill(to, usize::MAX, (slot, round))
     }
 
-    /// Begins a parameter whose memory is there.
-    pub(super) fn fill(&self, to: Unwritten, (slot, round): (usize, u64)) -> Option<Tiles<'_>> {
+    /// Begins a parameter of `bytes` whose memory is there.
+    pub(super) fn fill(
+        &self,
+        to: Unwritten,
+        bytes: usize,
+        (slot, round): (usize, u64),
+    ) -> Option<Tiles<'_>> {
+        // Nothing is sent then, and what is small is not worth another thread.
+        let here = to.is_on_the_host() && bytes <= HERE;
         Some(Tiles {
+            sender: self,
             jobs: self.jobs.as_ref()?,
+            here,
             slot,
             round,
             to,
@@ -154,7 +173,10 @@ impl Drop for Sender {
 
 /// A parameter that is being sent.
 pub(super) struct Tiles<'a> {
+    sender: &'a Sender,
     jobs: &'a SyncSender<Job>,
+    /// The calling thread does it.
+    here: bool,
     slot: usize,
     round: u64,
     to: Unwritten,
@@ -176,6 +198,9 @@ impl Tiles<'_> {
             progress: self.progress.clone(),
         };
         self.sent += 1;
+        if self.here {
+            return send(job, &self.sender.boundaries, &self.sender.trace);
+        }
         if self.jobs.send(Job::Tile(Box::new(job))).is_err() {
             let reason = "the thread that sends weights has ended".into();
             self.progress.complete(Err(reason));
@@ -206,6 +231,10 @@ impl Tiles<'_> {
             progress: self.progress,
             then,
         };
+        if self.here {
+            let result = landing.failure().map_or(Ok(()), Err);
+            return landing.end(result);
+        }
         if let Err(lost) = self.jobs.send(Job::Land(landing))
             && let Job::Land(landing) = lost.0
         {
@@ -240,11 +269,7 @@ fn run(queue: Receiver<Job>, boundaries: &Boundaries, trace: &Recorder) {
             _ => queue.try_recv(),
         };
         match next {
-            Ok(Job::Tile(job)) => {
-                let (begun, slot, round) = (Instant::now(), job.slot, job.round);
-                send(*job, boundaries);
-                trace.span(Work::Upload, round, Some(slot), begun);
-            }
+            Ok(Job::Tile(job)) => send(*job, boundaries, trace),
             Ok(Job::Land(landing)) => landings.push(landing),
             // What could go wrong here is noticed by whoever reads the weights.
             Ok(Job::Flush(target)) => {
@@ -273,10 +298,11 @@ fn land(landings: &mut Vec<Landing>) {
     }
 }
 
-fn send(job: TileJob, boundaries: &Boundaries) {
+fn send(job: TileJob, boundaries: &Boundaries, trace: &Recorder) {
+    let begun = Instant::now();
     let TileJob {
         slot,
-        round: _,
+        round,
         index,
         to,
         offset,
@@ -287,5 +313,6 @@ fn send(job: TileJob, boundaries: &Boundaries) {
         boundaries.pass(Boundary::Sent { slot, tile: index })?;
         to.write(offset, tile)
     }));
+    trace.span(Work::Upload, round, Some(slot), begun);
     progress.complete(sent.unwrap_or_else(|panic| Err(panics::message(panic))));
 }

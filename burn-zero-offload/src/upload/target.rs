@@ -154,6 +154,11 @@ impl Unwritten {
         }
     }
 
+    /// Whether the host uses the weights itself.
+    pub(super) fn is_on_the_host(&self) -> bool {
+        matches!(self, Self::Promise(_))
+    }
+
     /// Waits until all that was written is there.
     pub(super) fn landed(&self) -> Result<(), String> {
         match self {

@@ -155,7 +155,8 @@ impl Uploader {
         } = place;
         let len = shape.num_elements();
         let pieces = self.options.pieces(&target, len, granularity);
-        let tiles = self.sender.fill(memory, (slot, round))?;
+        let bytes = len * precision.size();
+        let tiles = self.sender.fill(memory, bytes, (slot, round))?;
         Some(Upload {
             uploader: self,
             pieces,
@@ -253,14 +254,17 @@ impl Upload<'_> {
         Ok((tensor, Sent { transfers, waited }))
     }
 
-    /// Has `then` called when the weights are in the place they were sent to. Returns the time that was
-    /// waited for the device to take tiles.
-    pub(crate) fn land(self, then: Box<Then>) -> Duration {
+    /// Time that was waited for the device to take tiles.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// Has `then` called when the weights are in the place they were sent to.
+    pub(crate) fn land(self, then: Box<Then>) {
         match self.way {
             Way::Tiles(tiles) => tiles.land(then),
             Way::Whole(_) => then(Err("weights without a place cannot land there".into())),
         }
-        self.waited
     }
 }
 
