@@ -17,6 +17,9 @@ mod device;
 #[path = "../examples/train-gpt/src/model.rs"]
 #[allow(dead_code, unused_imports)]
 mod model;
+#[path = "../examples/train-gpt/src/turns.rs"]
+#[allow(dead_code)]
+mod turns;
 
 use std::time::Instant;
 
