@@ -107,7 +107,7 @@ fn train(args: &Args, config: TrainConfig, corpus: &Corpus, out: &Path) -> Resul
     run.train(corpus, out)?;
     write_file(&out.join("loss.csv"), &run.state.history.to_csv())?;
     if let (Some(prefix), Some(trace)) = (&args.timeline, run.trace()) {
-        timeline::write(&trace, prefix)?;
+        timeline::write(&trace, run.state.config.update_schedule(), prefix)?;
     }
     if !run.finished() {
         println!(

@@ -31,7 +31,7 @@ pub fn memory_table(parameters: usize, offload: Option<(&MemoryReport, &str)>) -
             setup: format!("this run: {run}, on the host"),
             // Delayed updates wait there for the next step.
             weights: memory.host_waiting,
-            // A delayed schedule has two sets of them.
+            // What is kept for them: whether they are there just now depends on the schedule.
             gradients: memory.host_gradient_buffers,
             master: memory.host_master,
             moments: memory.host_moments,

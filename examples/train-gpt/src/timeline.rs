@@ -28,12 +28,8 @@ pub struct Updates {
 /// delayed update is waited for in the next step, which begins the next report.
 pub fn updates(trace: Trace, schedule: Schedule) -> Option<Updates> {
     let (_, last) = trace.rounds()?.into_inner();
-    let first_hidden = match schedule {
-        Schedule::Delayed { warmup } => warmup,
-        _ => 1,
-    };
     // The last update has nothing to hide behind.
-    let first = first_hidden.max(last.saturating_sub(MEASURED));
+    let first = first_of(schedule).max(last.saturating_sub(MEASURED));
     let measured = trace.of_rounds(first..=last.saturating_sub(1));
     let total = |counts: fn(Work) -> bool| -> Duration {
         let spans = measured.spans().iter();
@@ -52,13 +48,21 @@ pub fn updates(trace: Trace, schedule: Schedule) -> Option<Updates> {
     })
 }
 
+/// The first round that is as `schedule` has it.
+fn first_of(schedule: Schedule) -> u64 {
+    match schedule {
+        Schedule::Delayed { warmup } => warmup,
+        Schedule::Synchronous | Schedule::ForwardOverlapped => 1,
+    }
+}
+
 /// Write `PREFIX.json`, a timeline for Perfetto, and `PREFIX.svg`, a picture of a few rounds.
 ///
 /// # Errors
 ///
 /// Fails if a file cannot be written.
-pub fn write(trace: &Trace, prefix: &Path) -> Result<()> {
-    let Some(rounds) = middle(trace) else {
+pub fn write(trace: &Trace, schedule: Schedule, prefix: &Path) -> Result<()> {
+    let Some(rounds) = middle(trace, schedule) else {
         println!("There is no timeline: this process has trained nothing");
         return Ok(());
     };
@@ -77,8 +81,8 @@ pub fn write(trace: &Trace, prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rounds in the middle of those of which every lane has all spans.
-fn middle(trace: &Trace) -> Option<RangeInclusive<u64>> {
+/// Rounds in the middle of those that are as `schedule` has them, and of which every lane has all spans.
+fn middle(trace: &Trace, schedule: Schedule) -> Option<RangeInclusive<u64>> {
     let (mut first, last) = trace.rounds()?.into_inner();
     if trace.dropped() > 0 {
         // The busiest lane forgets first.
@@ -89,6 +93,8 @@ fn middle(trace: &Trace) -> Option<RangeInclusive<u64>> {
         let oldest = Lane::ALL.into_iter().filter_map(oldest);
         first = oldest.map(|span| span.round).max()?;
     }
+    // A run that was stopped in its warm-up has nothing better.
+    first = first.max(first_of(schedule)).min(last);
     let start = (first + (last - first) / 2).saturating_sub(DRAWN / 2);
     let start = start.max(first);
     Some(start..=(start + DRAWN - 1).min(last))
@@ -126,12 +132,16 @@ mod tests {
     fn three_rounds_of_the_middle_are_drawn() {
         let _turn = turn();
         let trace = trace(crate::config::Schedule::Overlapped, 7);
-        assert_eq!(middle(&trace), Some(3..=5));
-        assert_eq!(middle(&trace.clone().of_rounds(4..=5)), Some(4..=5));
-        assert_eq!(middle(&trace.clone().of_rounds(9..=9)), None);
+        let overlapped = Schedule::ForwardOverlapped;
+        assert_eq!(middle(&trace, overlapped), Some(3..=5));
+        assert_eq!(middle(&trace, Schedule::Delayed { warmup: 5 }), Some(5..=7));
+        assert_eq!(middle(&trace, Schedule::Delayed { warmup: 9 }), Some(7..=7));
+        let few = trace.clone().of_rounds(4..=5);
+        assert_eq!(middle(&few, overlapped), Some(4..=5));
+        assert_eq!(middle(&Trace::default(), overlapped), None);
 
         let dir = tempfile::tempdir().unwrap();
-        write(&trace, &dir.path().join("run.1")).unwrap();
+        write(&trace, overlapped, &dir.path().join("run.1")).unwrap();
         for name in ["run.1.json", "run.1.svg"] {
             assert!(fs::metadata(dir.path().join(name)).unwrap().len() > 0);
         }

@@ -82,3 +82,43 @@ fn overlapped_updates_change_no_loss_and_delayed_ones_do() {
     // So step 3 has the first gradient to correct, and step 5 is the first to see what became of it.
     assert_eq!(delayed.first_difference(&compensated), Some(5));
 }
+
+/// The delay written out with plain Burn: gradients at one set of weights, updates of another.
+#[test]
+fn a_delayed_run_is_plain_adamw_with_gradients_one_update_old() {
+    const WARMUP: u64 = 3;
+    let _turn = turn();
+    let corpus = corpus();
+    let config = config()
+        .with_steps(12)
+        .with_lr(5e-3)
+        .with_max_grad_norm(0.0);
+
+    let offloaded = config
+        .clone()
+        .with_dtype(Precision::F32)
+        .with_schedule(Schedule::Delayed)
+        .with_delay_warmup(Some(WARMUP));
+    let mut offloaded = Run::start(offloaded, &corpus).unwrap();
+
+    let mut plain = Run::start(config.with_offload(false), &corpus).unwrap();
+    let (mut seen, mut newest) = (plain.model.clone(), plain.model.clone());
+    for step in 1..=12 {
+        let config = &plain.state.config;
+        let batch = corpus.batch(config.seed, step - 1, config.batch, config.context);
+        let (inputs, targets) = batch.into_tensors(&plain.device);
+        let loss = seen.loss(inputs, targets);
+        let grads = GradientsParams::from_grads(loss.backward(), &seen);
+        let lr = plain.scheduler.step();
+        let before = newest.clone();
+        newest = plain.optim.step(lr, newest, grads);
+        seen = if step < WARMUP {
+            newest.clone()
+        } else {
+            before
+        };
+
+        let (expected, loss) = (loss.into_scalar::<f32>(), offloaded.step(&corpus).loss);
+        assert!((loss - expected).abs() < 1e-3, "{step}: {loss} {expected}");
+    }
+}
