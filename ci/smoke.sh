@@ -14,6 +14,12 @@ cargo run --release -p train-gpt -- --compare --steps 12 --layers 2 --width 32 -
 step "example train-gpt: every way to keep the state, small"
 cargo run --release -p train-gpt -- --compare-states --steps 6 --layers 1 --width 32 --heads 2 --context 32 \
   --out "$out/states"
+step "example train-gpt: schedules, small, and a timeline"
+cargo run --release -p train-gpt -- --compare-schedules --steps 45 --layers 1 --width 32 --heads 2 --context 32 \
+  --out "$out/schedules"
+cargo run --release -p train-gpt -- --schedule overlapped --timeline "$out/timeline" --steps 6 --layers 1 \
+  --width 32 --heads 2 --context 32 --out "$out/timeline"
+test -s "$out/timeline.json" && test -s "$out/timeline.svg"
 step "example train-gpt: stop and resume"
 cargo run --release -p train-gpt -- --steps 6 --layers 2 --width 32 --heads 2 --context 32 \
   --accumulation 2 --out "$out/resume"

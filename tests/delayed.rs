@@ -102,6 +102,8 @@ fn an_overflow_drops_its_own_gradients_and_not_the_pending_update() {
             model = round(&mut optimizer, model, factor);
             assert_eq!(offload.report().applied(), number != 3);
         }
+        let known: Vec<_> = offload.reports().iter().map(|r| r.round).collect();
+        assert_eq!(known, [2, 3, 4, 5, 6]);
         // 1 - .1 = .9 (round 1), - .1 = .8 (round 2), nothing (3), - .08 = .72 (4), - .08 = .64 (5).
         assert_values(&seen, &[1.0, 1.0, 0.9, 0.8, 0.8, 0.72]);
         assert_values(&[model.value(), model.saved()], &[0.64, 0.568]);

@@ -136,6 +136,11 @@ impl Engine {
         self.core.meter.report()
     }
 
+    /// What the rounds before it moved, too.
+    pub(crate) fn reports(&self) -> Vec<StepReport> {
+        self.core.meter.reports()
+    }
+
     pub(crate) fn memory(&self) -> MemoryReport {
         let mut report = MemoryReport {
             host_gradients: self.core.gradients.bytes(),

@@ -144,9 +144,18 @@ impl Offload {
     /// What the last round did, moved and waited for; `Display` prints it as a block.
     ///
     /// A round is reported from its verdict on. Burn's optimizers do not say when
-    /// their walk is over, so the report is complete when `step` has returned.
+    /// their walk is over, so the report is complete when `step` has returned and, with a schedule that runs updates
+    /// behind the training loop, when nothing is `pending`.
     pub fn report(&self) -> StepReport {
         self.engine.report()
+    }
+
+    /// The reports of the last rounds, up to five, the oldest first.
+    ///
+    /// Where updates run behind the training loop the newest is not final (`pending` counts what is left), and
+    /// the one before is: this is where to read it.
+    pub fn reports(&self) -> Vec<StepReport> {
+        self.engine.reports()
     }
 
     /// Instruction set of the CPU step.

@@ -236,6 +236,15 @@ impl Meter {
         self.in_round(round, |report| report.verified += values);
     }
 
+    /// The rounds that are remembered and have been judged, the oldest first.
+    pub(crate) fn reports(&self) -> Vec<StepReport> {
+        let rounds = self.0.lock();
+        let current = rounds.judged.then_some(&rounds.current);
+        let before = rounds.before.iter();
+        let judged = |report: &&StepReport| report.outcome != Outcome::Pending;
+        before.filter(judged).chain(current).cloned().collect()
+    }
+
     /// The round that was judged last, or the first one if none was.
     pub(crate) fn report(&self) -> StepReport {
         let rounds = self.0.lock();
@@ -357,6 +366,10 @@ mod tests {
             (&*longest.path, longest.waited_for),
             ("b", WaitedFor::Upload)
         );
+        meter.judged(judged(Outcome::Applied, 2.0));
+        let reports = meter.reports();
+        let known: Vec<_> = reports.iter().map(|r| (r.round, r.pending)).collect();
+        assert_eq!(known, [(1, 1), (2, 0)]);
         for _ in 0..10 {
             meter.next_round();
         }

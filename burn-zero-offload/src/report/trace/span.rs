@@ -65,13 +65,13 @@ pub enum Work {
     Upload,
     /// Forward waited for the weights of a parameter.
     WaitForward,
-    /// `optimizer.step` waited for the CPU step.
+    /// `optimizer.step` waited for the update of an earlier round.
     WaitStep,
     /// The verdict waited for gradients still on their way.
     WaitVerdict,
     /// Backward waited for room in the budget for gradients on their way.
     WaitBudget,
-    /// `flush` waited for gradients still on their way.
+    /// A flush, a record or another look at the model waited for updates.
     WaitFlush,
 }
 
@@ -91,7 +91,7 @@ impl Work {
             Self::WaitStep => "optimizer.step waits for the CPU step",
             Self::WaitVerdict => "verdict waits for downloads",
             Self::WaitBudget => "backward waits for room in the budget",
-            Self::WaitFlush => "flush waits for downloads",
+            Self::WaitFlush => "flush or record waits for updates",
         }
     }
 
