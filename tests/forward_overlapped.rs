@@ -297,6 +297,31 @@ fn reports_count_updates_to_their_round() {
     }
 }
 
+/// Split masters are the buffers that weights are sent from; a plain loop holds none of them too long.
+#[test]
+fn a_plain_loop_copies_nothing() {
+    for device in devices() {
+        let (mut model, offload, mut optimizer) = overlapped(&config(FloatDType::BF16), &device);
+        for _ in 0..5 {
+            model = round(&mut optimizer, model);
+        }
+        offload.flush().unwrap();
+        let copied: u64 = offload.reports().iter().map(|r| r.bytes_copied).sum();
+        assert_eq!(copied, 0);
+    }
+}
+
+#[test]
+fn a_model_can_be_moved_after_a_flush() {
+    for device in devices() {
+        let (mut model, offload, mut optimizer) = overlapped(&config(FloatDType::F32), &device);
+        model = round(&mut optimizer, model);
+        offload.flush().unwrap();
+        let moved = model.clone().to_device(&Device::flex().autodiff());
+        assert_eq!(weights(&moved), weights(&model));
+    }
+}
+
 /// With the wrong bits the loss of a model says nothing; with the right ones it is the same to the last.
 #[test]
 fn a_linear_model_has_the_same_losses() {

@@ -353,7 +353,9 @@ impl Run {
                 Look::Settle => model = offload.settle(model).unwrap(),
                 Look::Save => drop(model.clone().into_record()),
                 Look::Validate => {
-                    let valid = model.valid();
+                    // Without gradients: a use that never runs backward would be waited for in the sums of
+                    // uses on the device, which groups them otherwise.
+                    let (valid, model) = (model.valid(), model.clone().no_grad());
                     for (param, copy) in model.parameters.iter().zip(&valid.parameters) {
                         let bits = |param: &Param<Tensor<1>>| {
                             param.val().try_into_vec_as::<f32>().unwrap()

@@ -144,8 +144,9 @@ pub enum Schedule {
     /// own parameter only.
     ///
     /// The same bits as `Synchronous`. Whatever looks at weights in another way waits, too: `valid()`,
-    /// records, `materialize()`, and on Flex every use of a tensor. On other devices `Param::base` and module
-    /// visitors see NaN in weights that are still to come: call [`Offload::flush`](crate::Offload::flush) first.
+    /// records, `materialize()`, and on Flex every use of a tensor. On other devices `Param::base`, module visitors
+    /// and mappers, and moves to another device see NaN in weights that are still to come: call
+    /// [`Offload::flush`](crate::Offload::flush) first.
     ForwardOverlapped,
     /// Behind the next forward and backward pass: the delayed parameter update of ZeRO-Offload.
     ///
