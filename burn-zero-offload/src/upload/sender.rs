@@ -4,7 +4,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{self, Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -18,17 +18,19 @@ use crate::optimize::Precision;
 use crate::panics;
 use crate::report::trace::{Recorder, Work};
 
-/// Tiles that may wait for the thread. Bounds the memory of tiles that found the ring empty.
-const QUEUE: usize = 1;
-/// Parameters whose last tile has left and whose landing is waited for together.
+/// Tiles with memory of their own that may wait for the thread or be on their way: bounds the memory of tiles
+/// that found the ring empty.
+const TILES: usize = 2;
+/// Small parameters whose last tile has left and whose landing is waited for together: so many, or so many bytes.
 const LANDINGS: usize = 32;
-
+const LANDING_BYTES: usize = 64 << 10;
 /// Bytes up to which weights on the host are handed over by the thread that computed them.
 const HERE: usize = 64 << 10;
 
 /// Dropping it lets the thread finish what it was given, then joins it.
 pub(super) struct Sender {
-    jobs: Option<SyncSender<Job>>,
+    jobs: Option<mpsc::Sender<Job>>,
+    tiles: Arc<Room>,
     thread: Option<JoinHandle<()>>,
     /// The CubeCL stream of the thread.
     stream: StreamId,
@@ -48,6 +50,7 @@ enum Job {
 struct Landing {
     to: Unwritten,
     sent: u64,
+    bytes: usize,
     progress: Arc<Progress>,
     then: Box<Then>,
 }
@@ -63,6 +66,35 @@ struct TileJob {
     offset: usize,
     tile: Bytes,
     progress: Arc<Progress>,
+    /// Given back when the tile has been sent.
+    room: Option<Taken>,
+}
+
+/// Counts tiles with memory of their own.
+#[derive(Default)]
+struct Room {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+struct Taken(Arc<Room>);
+
+impl Room {
+    fn take(room: &Arc<Self>) -> Taken {
+        let mut taken = room.taken.lock();
+        while *taken >= TILES {
+            room.freed.wait(&mut taken);
+        }
+        *taken += 1;
+        Taken(room.clone())
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        *self.0.taken.lock() -= 1;
+        self.0.freed.notify_all();
+    }
 }
 
 /// How far a parameter is.
@@ -93,7 +125,7 @@ impl Progress {
 impl Sender {
     /// Starts the thread.
     pub(super) fn start(boundaries: Boundaries, trace: Arc<Recorder>) -> io::Result<Self> {
-        let (jobs, queue) = sync_channel(QUEUE);
+        let (jobs, queue) = channel();
         let (tell, told) = channel();
         let thread = std::thread::Builder::new()
             .name("offload-upload".into())
@@ -106,6 +138,7 @@ impl Sender {
             })?;
         Ok(Self {
             jobs: Some(jobs),
+            tiles: Arc::default(),
             thread: Some(thread),
             stream: told.recv().map_err(io::Error::other)?,
             boundaries,
@@ -147,6 +180,7 @@ impl Sender {
             round,
             to,
             sent: 0,
+            bytes: 0,
             progress: Arc::default(),
         })
     }
@@ -155,8 +189,7 @@ impl Sender {
     /// over in groups; without this, whole tensors would wait until the step is over.
     pub(super) fn flush(&self, target: &Target) {
         if let Some(jobs) = &self.jobs {
-            // If the queue is full, a job that is still to run flushes as well.
-            let _ = jobs.try_send(Job::Flush(target.clone()));
+            let _ = jobs.send(Job::Flush(target.clone()));
         }
     }
 }
@@ -174,21 +207,26 @@ impl Drop for Sender {
 /// A parameter that is being sent.
 pub(super) struct Tiles<'a> {
     sender: &'a Sender,
-    jobs: &'a SyncSender<Job>,
+    jobs: &'a mpsc::Sender<Job>,
     /// The calling thread does it.
     here: bool,
     slot: usize,
     round: u64,
     to: Unwritten,
     sent: usize,
+    bytes: usize,
     progress: Arc<Progress>,
 }
 
 impl Tiles<'_> {
-    /// Sends a tile to the byte `offset` of the parameter. Blocks while the thread is behind.
-    pub(super) fn send(&mut self, offset: usize, tile: Bytes) {
+    /// Sends a tile to the byte `offset` of the parameter. Unless its memory is only `lent`, blocks while the
+    /// thread is behind.
+    pub(super) fn send(&mut self, offset: usize, tile: Bytes, lent: bool) {
         self.progress.state.lock().pending += 1;
+        self.bytes += tile.len();
+        let room = (!lent && !self.here).then(|| Room::take(&self.sender.tiles));
         let job = TileJob {
+            room,
             slot: self.slot,
             round: self.round,
             index: self.sent,
@@ -228,6 +266,7 @@ impl Tiles<'_> {
         let landing = Landing {
             to: self.to,
             sent: self.sent as u64,
+            bytes: self.bytes,
             progress: self.progress,
             then,
         };
@@ -263,9 +302,11 @@ impl Landing {
 fn run(queue: Receiver<Job>, boundaries: &Boundaries, trace: &Recorder) {
     let mut landings = Vec::new();
     loop {
+        let bytes: usize = landings.iter().map(|landing: &Landing| landing.bytes).sum();
         let next = match landings.len() {
             0 => queue.recv().map_err(|_| TryRecvError::Disconnected),
             LANDINGS.. => Err(TryRecvError::Empty),
+            _ if bytes >= LANDING_BYTES => Err(TryRecvError::Empty),
             _ => queue.try_recv(),
         };
         match next {
@@ -308,11 +349,13 @@ fn send(job: TileJob, boundaries: &Boundaries, trace: &Recorder) {
         offset,
         tile,
         progress,
+        room,
     } = job;
     let sent = catch_unwind(AssertUnwindSafe(move || {
         boundaries.pass(Boundary::Sent { slot, tile: index })?;
         to.write(offset, tile)
     }));
     trace.span(Work::Upload, round, Some(slot), begun);
+    drop(room);
     progress.complete(sent.unwrap_or_else(|panic| Err(panics::message(panic))));
 }

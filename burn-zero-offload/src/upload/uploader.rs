@@ -203,11 +203,7 @@ impl Upload<'_> {
     pub(crate) fn send(&mut self, start: usize, bytes: Bytes) {
         match &mut self.way {
             Way::Whole(pieces) => pieces.push(bytes),
-            Way::Tiles(tiles) => {
-                let started = Instant::now();
-                tiles.send(start * self.precision.size(), bytes);
-                self.waited += started.elapsed();
-            }
+            Way::Tiles(tiles) => tiles.send(start * self.precision.size(), bytes, true),
         }
     }
 
@@ -225,12 +221,14 @@ impl Upload<'_> {
                 write(image.as_mut());
                 pieces.push(super::weights::into_bytes(image));
             }
-            Way::Tiles(_) => {
+            Way::Tiles(tiles) => {
                 let size = self.precision.size();
                 let mut tile = self.uploader.ring.take(range.len() * size);
                 poison(tile.as_mut());
                 write(ImageMut::of_bytes(self.precision, tile.as_mut()));
-                self.send(range.start, tile.into_bytes());
+                let started = Instant::now();
+                tiles.send(range.start * size, tile.into_bytes(), false);
+                self.waited += started.elapsed();
             }
         }
     }
