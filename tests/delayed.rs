@@ -287,6 +287,39 @@ fn no_compensation_and_one_of_zero_are_the_same() {
     }
 }
 
+/// Two sets of gradients, however many rounds there are: one that is applied and one that arrives.
+#[test]
+fn gradients_have_two_sets_of_buffers() {
+    for device in devices() {
+        let config = config(FloatDType::BF16).with_schedule(Schedule::Delayed { warmup: 1 });
+        let made = AdamWConfig::new().with_offload(config);
+        let (mut model, offload) = made.init(Wide::new(&device)).unwrap();
+        let mut optimizer = offload.optimizer();
+        for _ in 0..20 {
+            let loss = model.w.val().cast(FloatDType::F32).sum();
+            model = step(&mut optimizer, 1e-2, model, loss);
+            let memory = offload.memory();
+            assert!(memory.host_gradient_buffers <= 2 * 2 * 15, "{memory}");
+        }
+        offload.flush().unwrap();
+        let memory = offload.memory();
+        assert_eq!((memory.host_gradients, memory.host_waiting), (0, 0));
+    }
+}
+
+#[derive(Module, Debug)]
+struct Wide {
+    w: Param<Tensor<2>>,
+}
+
+impl Wide {
+    fn new(device: &Device) -> Self {
+        Self {
+            w: param([3, 5], 1, device),
+        }
+    }
+}
+
 /// Half weights, which wait on the host between their update and the next step; split masters wait in
 /// themselves.
 #[test]
@@ -303,18 +336,6 @@ fn memory_that_only_the_delay_needs_is_reported() {
             offload.flush().unwrap();
             assert_eq!(offload.memory().host_waiting, expected);
             drop(model);
-        }
-    }
-
-    #[derive(Module, Debug)]
-    struct Wide {
-        w: Param<Tensor<2>>,
-    }
-    impl Wide {
-        fn new(device: &Device) -> Self {
-            Self {
-                w: param([3, 5], 1, device),
-            }
         }
     }
 }

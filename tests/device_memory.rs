@@ -8,10 +8,8 @@
 
 #[allow(dead_code, reason = "shared with the other tests")]
 mod common;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+#[path = "device_memory/usage.rs"]
+mod usage;
 
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -19,6 +17,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_zero_offload::{InPlace, Offload, OffloadConfig, Schedule, WithOffload};
 
 use common::{config, param, tensor};
+use usage::{Peak, in_use, resident, threads};
 
 /// One test at a time, whatever the number of test threads: they all look at the same memory.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -51,54 +50,6 @@ impl Stack {
         };
         let h = self.layers.iter().fold(x, apply);
         h.cast(FloatDType::F32).powf_scalar(2.0).mean()
-    }
-}
-
-/// Bytes the device has in use, all of them: queued work is done first.
-fn in_use(device: &Device) -> u64 {
-    device.sync().unwrap();
-    usage(device)
-}
-
-fn usage(device: &Device) -> u64 {
-    let usage = device.clone().inner().memory_pool_usage();
-    usage.expect("CubeCL reports its memory").bytes_in_use
-}
-
-/// A thread that looks at the device's memory as often as it can.
-struct Peak {
-    highest: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl Peak {
-    fn watch(device: &Device) -> Self {
-        let (highest, stop) = (
-            Arc::new(AtomicU64::new(0)),
-            Arc::new(AtomicBool::new(false)),
-        );
-        let thread = std::thread::spawn({
-            let (highest, stop, device) = (highest.clone(), stop.clone(), device.clone());
-            move || {
-                while !stop.load(Ordering::Relaxed) {
-                    highest.fetch_max(usage(&device), Ordering::Relaxed);
-                    std::thread::sleep(std::time::Duration::from_micros(300));
-                }
-            }
-        });
-        Self {
-            highest,
-            stop,
-            thread,
-        }
-    }
-
-    fn end(self, device: &Device) -> u64 {
-        let last = in_use(device);
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap();
-        self.highest.load(Ordering::Relaxed).max(last)
     }
 }
 
@@ -377,13 +328,23 @@ fn fifty_engines_come_and_go() {
     let _alone = alone();
     let device = Device::cpu().autodiff();
     let input = tensor::<2>([1, 32], 1, &device).cast(FloatDType::BF16);
-    let once = || {
-        let config = config(FloatDType::BF16).with_upload_tile(Some(500));
+    let mut schedules = [
+        Schedule::Synchronous,
+        Schedule::ForwardOverlapped,
+        Schedule::Delayed { warmup: 1 },
+    ]
+    .into_iter()
+    .cycle();
+    // Ends with its updates still to be done, where they run behind the loop.
+    let mut once = || {
+        let config = config(FloatDType::BF16)
+            .with_upload_tile(Some(500))
+            .with_schedule(schedules.next().unwrap());
         let (model, offload) = offloaded(Stack::new(4, 32, &device), config);
         let grads = GradientsParams::from_grads(model.loss(input.clone()).backward(), &model);
         offload.optimizer().step(1e-3, model, grads);
     };
-    for _ in 0..5 {
+    for _ in 0..6 {
         once();
     }
     let before = (in_use(&device), threads(), resident());
@@ -405,20 +366,4 @@ fn fifty_engines_come_and_go() {
         "{} to {resident} bytes",
         before.2
     );
-}
-
-fn status(field: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-/// Bytes of the process in memory.
-fn resident() -> u64 {
-    status("VmRSS:") * 1024
-}
-
-/// Threads of the process.
-fn threads() -> u64 {
-    status("Threads:")
 }

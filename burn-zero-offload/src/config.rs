@@ -46,7 +46,8 @@ pub struct OffloadConfig {
     /// them already: set the number then.
     ///
     /// They are threads of their own. Burn's threads compute forward and backward, these the step and,
-    /// during backward, norms; `step` itself waits meanwhile, so the two do not ask for the same cores.
+    /// during backward, norms; with [`Schedule::Synchronous`] `step` waits meanwhile, so the two do not ask for the
+    /// same cores. With the other schedules, and the device a CPU, they do.
     pub threads: Option<usize>,
 
     /// Instruction set of the CPU step. Left out, the one that the environment variable

@@ -4,7 +4,7 @@
 //! passes through it and adds an identity node, the tap, to the graph. In backward the tap receives
 //! that use's complete gradient, hands it to the [`GradientSink`] and leaves a placeholder of one
 //! element as the parameter's gradient, so that Burn's own containers and optimizers work on and
-//! hold no memory.
+//! hold no memory. A use also waits for the update of its weight, where that runs behind the training loop.
 
 mod ladder;
 mod ops;
