@@ -15,7 +15,7 @@ use super::{Engine, or_panic, verify};
 use crate::boundary::Boundary;
 use crate::error::OffloadError;
 use crate::report::{WaitedFor, Work};
-use crate::upload::{self, StorageId, Target};
+use crate::upload::{self, Place, StorageId, Target};
 
 impl Engine {
     /// Applies what the round collected for `slot` to its master weights and returns the new
@@ -200,11 +200,7 @@ impl Engine {
         self.adopt(slot, &mut held, &weights);
         held.ahead = None;
         core.slots[slot].shows.store(false, Ordering::Release);
-        let target = Target::of(&weights);
-        upload::release(weights);
-        let (weights, place) =
-            core.uploader
-                .reserve(target, layout.shape.clone(), layout.precision);
+        let (weights, place) = self.reserve(slot, weights);
         held.on_device = StorageId::of(&weights);
         drop(held);
         let job = Job {
@@ -238,11 +234,7 @@ impl Engine {
             None => (weights, None),
             Some(Ok(shown)) => (shown, None),
             Some(Err(image)) => {
-                let target = Target::of(&weights);
-                upload::release(weights);
-                let (weights, place) =
-                    core.uploader
-                        .reserve(target, layout.shape.clone(), layout.precision);
+                let (weights, place) = self.reserve(slot, weights);
                 (weights, Some((place, image)))
             }
         };
@@ -272,6 +264,15 @@ impl Engine {
             self.queue(slot, Kind::Step, job);
         }
         weights
+    }
+
+    /// Memory for new weights in place of `weights`, which go first.
+    fn reserve<const D: usize>(&self, slot: usize, weights: Tensor<D>) -> (Tensor<D>, Place) {
+        let target = Target::of(&weights);
+        upload::release(weights);
+        let layout = self.layout(slot);
+        let shape = layout.shape.clone();
+        self.core.uploader.reserve(target, shape, layout.precision)
     }
 
     fn queue(&self, slot: usize, kind: Kind, job: Job) {

@@ -1,11 +1,10 @@
 //! Gradients that did not come through a tap, handed over before a step.
 
-use std::collections::HashMap;
-
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
+use super::names::Names;
 use crate::capture::placeholder_shape;
 use crate::engine::Engine;
 use crate::error::OffloadError;
@@ -17,16 +16,9 @@ pub(super) fn collect<M: Module>(
     model: &M,
     grads: GradientsParams,
 ) -> Result<GradientsParams, OffloadError> {
-    let layouts = engine.layouts().enumerate();
     let mut collector = Collector {
         engine,
-        by_path: layouts.map(|(slot, l)| (l.path.clone(), slot)).collect(),
-        by_id: engine
-            .layouts()
-            .enumerate()
-            .map(|(slot, l)| (l.id, slot))
-            .collect(),
-        path: Vec::new(),
+        names: Names::of(engine),
         grads,
         error: None,
     };
@@ -36,29 +28,25 @@ pub(super) fn collect<M: Module>(
 
 struct Collector<'a> {
     engine: &'a Engine,
-    by_path: HashMap<String, usize>,
-    by_id: HashMap<ParamId, usize>,
-    path: Vec<String>,
+    names: Names,
     grads: GradientsParams,
     error: Option<OffloadError>,
 }
 
 impl ModuleVisitor for Collector<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.names.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.names.exit();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.error.is_some() {
             return;
         }
-        // As the optimizer finds it: ids come first.
-        let by_path = || self.by_path.get(&self.path.join("."));
-        let Some(&slot) = self.by_id.get(&param.id).or_else(by_path) else {
+        let Some(slot) = self.names.slot(param.id) else {
             return;
         };
         let Some(gradient) = self.grads.remove::<D>(param.id) else {

@@ -4,6 +4,7 @@ mod collect;
 mod config;
 mod install;
 mod kept;
+mod names;
 mod offload;
 mod options;
 mod rule;

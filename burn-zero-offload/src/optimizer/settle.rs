@@ -1,21 +1,17 @@
 //! Pending updates go into a model between steps.
 
-use std::collections::HashMap;
-
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 
+use super::names::Names;
 use crate::engine::Engine;
 use crate::error::OffloadError;
 
 /// Puts the newest weights of every offloaded parameter into `model`.
 pub(super) fn settle<M: Module>(engine: &Engine, model: M) -> Result<M, OffloadError> {
-    let layouts = || engine.layouts().enumerate();
     let mut settler = Settler {
         engine,
-        by_path: layouts().map(|(slot, l)| (l.path.clone(), slot)).collect(),
-        by_id: layouts().map(|(slot, l)| (l.id, slot)).collect(),
-        path: Vec::new(),
+        names: Names::of(engine),
         error: None,
     };
     let model = model.map(&mut settler);
@@ -24,25 +20,21 @@ pub(super) fn settle<M: Module>(engine: &Engine, model: M) -> Result<M, OffloadE
 
 struct Settler<'a> {
     engine: &'a Engine,
-    by_path: HashMap<String, usize>,
-    by_id: HashMap<ParamId, usize>,
-    path: Vec<String>,
+    names: Names,
     error: Option<OffloadError>,
 }
 
 impl ModuleMapper for Settler<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_string());
+        self.names.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+        self.names.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // As the optimizer finds it: ids come first.
-        let by_path = || self.by_path.get(&self.path.join("."));
-        let Some(&slot) = self.by_id.get(&param.id).or_else(by_path) else {
+        let Some(slot) = self.names.slot(param.id) else {
             return param;
         };
         if self.error.is_some() {

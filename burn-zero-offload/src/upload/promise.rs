@@ -30,8 +30,9 @@ impl Promise {
             len,
             controller: OnceLock::new(),
         };
-        // SAFETY: the first `len` bytes are initialised: `Promised::memory` and `memory_mut` return bytes
-        // of a `bytes::Bytes` of that length, which `keep` checks, or an error.
+        // SAFETY: the first `len` bytes are initialised: `Promised::memory` and `memory_mut` return bytes of a
+        // `bytes::Bytes` of that length, which `wait` checks, or an error. `Bytes` go from thread to thread:
+        // so do the cells and `bytes::Bytes` in it.
         #[allow(unsafe_code)]
         let bytes = unsafe { Bytes::from_controller(Box::new(controller), len) };
         (Self(Arc::new(Promisor(kept))), bytes)
