@@ -164,10 +164,7 @@ impl Core {
         let bytes = self.slots[slot].layout.device_bytes();
         let path = self.path(slot);
         let (updates, meter) = (self.updates.clone(), self.meter.clone());
-        let boundaries = self.boundaries.clone();
         let sent = move |result: Result<u64, String>| {
-            // Only tests have something to say here.
-            let _ = boundaries.pass(Boundary::HandedBack { slot });
             let transfers = result.map_err(|reason| OffloadError::Upload { path, reason })?;
             meter.uploaded(round, bytes, transfers);
             if completes {
@@ -180,7 +177,12 @@ impl Core {
         let Some(check) = check else {
             // What is counted is counted before anybody can know that the work is done.
             then(self);
-            upload.land(Box::new(move |result| updates.done(slot, sent(result))));
+            let boundaries = self.boundaries.clone();
+            upload.land(Box::new(move |result| {
+                updates.done(slot, sent(result));
+                // Only tests have something to say here.
+                let _ = boundaries.pass(Boundary::HandedBack { slot });
+            }));
             return Ok(());
         };
         let (tell, told) = std::sync::mpsc::channel();
@@ -194,6 +196,7 @@ impl Core {
         drop(held);
         then(self);
         self.updates.done(slot, Ok(()));
+        let _ = self.boundaries.pass(Boundary::HandedBack { slot });
         Ok(())
     }
 
