@@ -41,7 +41,7 @@ pub(super) struct Sender {
 enum Job {
     Tile(Box<TileJob>),
     /// Reports when all tiles of a parameter have landed.
-    Land(Landing),
+    Land(Box<Landing>),
     /// Makes sure that what was enqueued for a device reaches it now.
     Flush(Target),
 }
@@ -274,7 +274,7 @@ impl Tiles<'_> {
             let result = landing.failure().map_or(Ok(()), Err);
             return landing.end(result);
         }
-        if let Err(lost) = self.jobs.send(Job::Land(landing))
+        if let Err(lost) = self.jobs.send(Job::Land(Box::new(landing)))
             && let Job::Land(landing) = lost.0
         {
             landing.end(Err("the thread that sends weights has ended".into()));
@@ -311,7 +311,7 @@ fn run(queue: Receiver<Job>, boundaries: &Boundaries, trace: &Recorder) {
         };
         match next {
             Ok(Job::Tile(job)) => send(*job, boundaries, trace),
-            Ok(Job::Land(landing)) => landings.push(landing),
+            Ok(Job::Land(landing)) => landings.push(*landing),
             // What could go wrong here is noticed by whoever reads the weights.
             Ok(Job::Flush(target)) => {
                 drop(catch_unwind(AssertUnwindSafe(|| target.flush())));

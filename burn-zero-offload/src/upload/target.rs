@@ -95,7 +95,7 @@ pub(super) enum Unwritten {
     /// On Flex, in one piece.
     Promise(Promise),
     #[cfg(feature = "cubecl-backend")]
-    Cube(cube::CubeUnwritten),
+    Cube(Box<cube::CubeUnwritten>),
 }
 
 impl Unwritten {
@@ -108,7 +108,8 @@ impl Unwritten {
             Target::Whole(_) => None,
             #[cfg(feature = "cubecl-backend")]
             Target::Cube(_, device) => {
-                cube::CubeUnwritten::new(device, shape, precision).map(Self::Cube)
+                let memory = cube::CubeUnwritten::new(device, shape, precision)?;
+                Some(Self::Cube(Box::new(memory)))
             }
         }
     }
@@ -135,7 +136,7 @@ impl Unwritten {
             #[cfg(feature = "cubecl-backend")]
             Target::Cube(_, device) => {
                 let memory = cube::CubeUnwritten::reserve(device, shape, precision, stream);
-                (memory.clone().into_tensor(), Self::Cube(memory))
+                (memory.clone().into_tensor(), Self::Cube(Box::new(memory)))
             }
         }
     }
