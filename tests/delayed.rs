@@ -291,19 +291,28 @@ fn no_compensation_and_one_of_zero_are_the_same() {
 #[test]
 fn gradients_have_two_sets_of_buffers() {
     for device in devices() {
-        let config = config(FloatDType::BF16).with_schedule(Schedule::Delayed { warmup: 1 });
-        let made = AdamWConfig::new().with_offload(config);
-        let (mut model, offload) = made.init(Wide::new(&device)).unwrap();
-        let mut optimizer = offload.optimizer();
-        for _ in 0..20 {
-            let loss = model.w.val().cast(FloatDType::F32).sum();
-            model = step(&mut optimizer, 1e-2, model, loss);
+        let most = |schedule| {
+            let config = config(FloatDType::BF16).with_schedule(schedule);
+            let made = AdamWConfig::new().with_offload(config);
+            let (mut model, offload) = made.init(Wide::new(&device)).unwrap();
+            let mut optimizer = offload.optimizer();
+            let mut most = 0;
+            for _ in 0..20 {
+                let loss = model.w.val().cast(FloatDType::F32).sum();
+                model = step(&mut optimizer, 1e-2, model, loss);
+                most = most.max(offload.memory().host_gradient_buffers);
+            }
+            offload.flush().unwrap();
             let memory = offload.memory();
-            assert!(memory.host_gradient_buffers <= 2 * 2 * 15, "{memory}");
-        }
-        offload.flush().unwrap();
-        let memory = offload.memory();
-        assert_eq!((memory.host_gradients, memory.host_waiting), (0, 0));
+            assert_eq!((memory.host_gradients, memory.host_waiting), (0, 0));
+            most
+        };
+        let one = most(Schedule::Synchronous);
+        let delayed = most(Schedule::Delayed { warmup: 1 });
+        assert!(
+            (one..=2 * one).contains(&delayed),
+            "{delayed}, synchronous {one}"
+        );
     }
 }
 

@@ -146,7 +146,7 @@ pub enum Schedule {
     ///
     /// The same bits as `Synchronous`. Whatever looks at weights in another way waits, too: `valid()`,
     /// records, `materialize()`, and on Flex every use of a tensor. On other devices `Param::base`, module visitors
-    /// and mappers, and moves to another device see NaN in weights that are still to come: call
+    /// and mappers, and moves to another device see NaN in weights that are still to come (on the thread that called `step`): call
     /// [`Offload::flush`](crate::Offload::flush) first.
     ForwardOverlapped,
     /// Behind the next forward and backward pass: the delayed parameter update of ZeRO-Offload.

@@ -224,8 +224,8 @@ mod cube {
         }
 
         /// Allocates on the stream of the calling thread, whose pool the old weights went back to, and fills
-        /// with NaN on `stream`. That makes `stream` wait here for whatever still uses the memory, and at no
-        /// later command for this buffer: what is written need not wait for what is computed meanwhile.
+        /// with NaN there. Touching it on `stream` makes that wait here for whatever still uses the memory, and
+        /// at no later command for this buffer: what is written need not wait for what is computed meanwhile.
         pub(super) fn reserve(
             device: &CubeDevice,
             shape: Shape,
@@ -235,7 +235,16 @@ mod cube {
             let client = device.client();
             let dtype: burn::tensor::DType = to_dtype(precision).into();
             let tensor = empty_device_contiguous_dtype(client, device.clone(), shape, dtype);
-            stream.executes(|| kernels::fill(&tensor, f32::NAN));
+            kernels::fill(&tensor, f32::NAN);
+            let CubeTensor {
+                client,
+                device,
+                handle,
+                ..
+            } = tensor.clone();
+            let one = Shape::from([tensor.meta.num_elements().min(1)]);
+            let first = CubeTensor::new_contiguous(client, device, one, handle, dtype);
+            stream.executes(|| kernels::fill(&first, f32::NAN));
             Self { tensor, stream }
         }
 
