@@ -6,8 +6,8 @@ use cubecl::std::tensor::layout::linear::LinearViewMut;
 
 use super::launch::{Launch, elem_type};
 
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-pub(super) fn fill_kernel<F: Float, N: Size>(
+#[cube(launch, address_type = "dynamic")]
+fn fill_kernel<F: Float, N: Size>(
     mut out: LinearViewMut<'_, Vector<F, N>>,
     value: InputScalar,
     #[define(F)] _dtype: ElemType,

@@ -15,7 +15,6 @@ use cubecl::{Compiler, define_kernel};
 
 use super::accumulate::accumulate_kernel::create_dummy_kernel as accumulate_kernel;
 use super::count::count_kernel::create_dummy_kernel as count_kernel;
-use super::fill::fill_kernel::create_dummy_kernel as fill_kernel;
 use super::pack::pack_kernel::create_dummy_kernel as pack_kernel;
 
 const F32: ElemType = ElemType::Float(FloatKind::F32);
@@ -202,26 +201,5 @@ fn accumulation_is_one_addition_in_f32() {
         let additions = lines(&ptx, "add.f32").len() + lines(&ptx, "add.rn.f32").len();
         assert_eq!(additions, VECTOR, "{ptx}");
         assert_eq!(lines(&ptx, "st.global").len(), 1, "{ptx}");
-    }
-}
-
-#[test]
-fn filling_is_one_store_of_vectors() {
-    for dtype in [F32, F16, BF16] {
-        let lowered = lower(fill_kernel(
-            hopper(),
-            Default::default(),
-            CUBES,
-            CUBE,
-            ADDRESSES,
-            VECTOR,
-            linear_view(flat()),
-            InputScalar::new(f32::NAN, dtype),
-            dtype,
-        ));
-        assert_plain(&lowered, 0);
-        let (_, ptx) = lowered;
-        assert_eq!(lines(&ptx, "st.global").len(), 1, "{ptx}");
-        assert!(!ptx.contains("ld.global.nc"), "{ptx}");
     }
 }
